@@ -1,13 +1,13 @@
 //! What runs: clusters of blocks of warps, and what all of them share.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::{Clock, Knowledge};
 use crate::columns::{Columns, Tenancy};
-use crate::error::FaultKind;
+use crate::error::{Fault, FaultKind};
 use crate::flight::{Job, Stores, TensorPipe, Warpgroup};
 use crate::invocation::Invocation;
 use crate::lanes::Lanes;
@@ -73,6 +73,31 @@ pub(crate) struct Core<'k> {
     pub(crate) stops: Option<Stops<'k>>,
     /// Whether it has mattered which instructions can be reached from which.
     pub(crate) looked_ahead: bool,
+    /// What broke a rule so far, where a run goes on after that.
+    pub(crate) findings: Option<Findings>,
+}
+
+/// What broke a rule, once per rule and pair of instructions.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Findings {
+    pub(crate) all: Vec<Fault>,
+    keys: BTreeSet<(&'static str, usize, usize)>,
+}
+
+impl Core<'_> {
+    /// Whether something of the kind was found at these instructions.
+    pub(crate) fn has_found(&self, key: (&'static str, usize, usize)) -> bool {
+        self.findings.as_ref().is_some_and(|findings| findings.keys.contains(&key))
+    }
+
+    /// Keeps a finding, if it is a new one.
+    pub(crate) fn find(&mut self, fault: Box<Fault>) {
+        if let Some(findings) = &mut self.findings
+            && findings.keys.insert(fault.key())
+        {
+            findings.all.push(*fault);
+        }
+    }
 }
 
 /// Blocks that may synchronise with each other.

@@ -27,6 +27,19 @@ pub struct Fault {
     pub kernel: String,
 }
 
+impl Fault {
+    /// What tells findings apart: the rule, and the instructions that break it.
+    pub fn key(&self) -> (&'static str, usize, usize) {
+        let here = self.site.as_ref().map_or(0, |site| site.position);
+        match &self.kind {
+            FaultKind::Race { first, second, .. } => (self.kind.name(), first.site.position, second.site.position),
+            FaultKind::Unfinished { work } => (self.kind.name(), work.position, 0),
+            FaultKind::Outlived { visit, .. } => (self.kind.name(), visit.position, 0),
+            kind => (kind.name(), here, 0),
+        }
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "kernel {} under schedule {}: {}", self.kernel, self.schedule, self.kind)?;
@@ -133,6 +146,59 @@ impl fmt::Display for Access {
     }
 }
 
+/// What would put the two sides of a race in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// Anything at all: neither is known to happen before the other.
+    Order,
+    /// The end of asynchronous work, which the second side has not learnt of.
+    Completion,
+    /// A fence between the generic and the async proxy: the two are in order otherwise.
+    ProxyFence,
+}
+
+impl fmt::Display for Edge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Edge::Order => "an order: nothing makes the second wait for the first",
+            Edge::Completion => "a wait: the second does not know the first, asynchronous one to be over",
+            Edge::ProxyFence => "a fence between the generic and the async proxy: the two are in order otherwise",
+        })
+    }
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Grade {
+    /// By the letter of the ISA only; nobody has seen hardware mind.
+    Letter,
+    /// By the letter, and hardware was seen to misbehave: with the report.
+    Seen(&'static str),
+    /// By any reading.
+    Broken,
+}
+
+impl Grade {
+    /// One word, for tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Grade::Letter => "letter",
+            Grade::Seen(_) => "seen",
+            Grade::Broken => "broken",
+        }
+    }
+}
+
+impl fmt::Display for Grade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Grade::Letter => f.write_str("by the letter; no hardware is known to mind"),
+            Grade::Seen(report) => write!(f, "by the letter, and hardware has misbehaved: {report}"),
+            Grade::Broken => f.write_str("broken"),
+        }
+    }
+}
+
 /// A warp that waits for what will not come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
@@ -178,7 +244,7 @@ pub enum FaultKind {
         steps: u64,
     },
     /// Two accesses to the same bytes without an order between them.
-    #[error("race on {place}\n  first  {first}\n  second {second}\n  remedy {remedy}")]
+    #[error("race on {place}\n  first  {first}\n  second {second}\n  lacks  {edge}\n  remedy {remedy}")]
     Race {
         /// The bytes.
         place: Place,
@@ -186,6 +252,8 @@ pub enum FaultKind {
         first: Box<Access>,
         /// The one that ran second.
         second: Box<Access>,
+        /// What is missing between them.
+        edge: Edge,
         /// What usually orders such a pair.
         remedy: &'static str,
     },
@@ -433,7 +501,35 @@ pub enum FaultKind {
     Trap,
 }
 
+/// The report of a copy that overwrote shared memory while threads still read it, though a barrier lay between.
+const READ_THEN_COPIED: &str = "DeepEP 621, on GB200";
+
 impl FaultKind {
+    /// How bad it is where published kernels are held to it, too ([`Rules::Practice`](crate::Rules::Practice)).
+    pub(crate) fn grade(&self) -> Grade {
+        match self {
+            FaultKind::Race { edge: Edge::ProxyFence, first, .. } if !first.write => Grade::Seen(READ_THEN_COPIED),
+            _ => Grade::Broken,
+        }
+    }
+
+    /// Whether a run can go on after it as if it were not there.
+    pub(crate) fn may_be_gone_on_from(&self) -> bool {
+        matches!(
+            self,
+            FaultKind::Race { .. }
+                | FaultKind::Uninitialised { .. }
+                | FaultKind::NotReadOnly { .. }
+                | FaultKind::BeforeGridDependency { .. }
+                | FaultKind::RegisterInFlight { .. }
+                | FaultKind::MissingFence { .. }
+                | FaultKind::Unfinished { .. }
+                | FaultKind::Outlived { .. }
+                | FaultKind::TransactionImbalance { .. }
+                | FaultKind::TensorMemoryLeak { .. }
+        )
+    }
+
     /// A short name of the rule, for tables.
     pub fn name(&self) -> &'static str {
         match self {

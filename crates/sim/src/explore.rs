@@ -1,12 +1,16 @@
 //! Running a kernel under many schedules.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use ptx::Kernel;
 use thiserror::Error;
 
 use crate::branch::Mutants;
-use crate::error::Fault;
+use crate::error::{Fault, Grade};
 use crate::gpu::Gpu;
 use crate::invocation::Invocation;
+use crate::limits::Rules;
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 
@@ -81,4 +85,94 @@ pub fn explore(
         verify(&gpu).map_err(|what| Finding::WrongResult { schedule, what })?;
     }
     Ok(profile)
+}
+
+/// A finding, and how bad it is.
+#[derive(Clone, Debug)]
+pub struct Graded {
+    /// How bad.
+    pub grade: Grade,
+    /// What it is.
+    pub finding: Finding,
+}
+
+/// What came of a kernel under several schedules.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    /// Once per rule and pair of instructions, the worst first, and of one grade in the order of schedules.
+    pub findings: Vec<Graded>,
+    /// What a run did that came to its end, if one did.
+    pub profile: Option<Profile>,
+}
+
+/// Runs a kernel under each schedule, on a fresh device from `prepare`, goes on after what can be gone on from, and has `judge` say what is
+/// wrong with what it left in memory. Schedules run side by side, as many as there are cores.
+///
+/// By [`Rules::Practice`] everything found is [broken](Grade::Broken), or [seen](Grade::Seen) where there is a report of hardware that
+/// misbehaved. By [`Rules::Letter`] the kernel is held to both: what only the letter forbids is of grade [`Grade::Letter`].
+pub fn survey(
+    kernel: &Kernel,
+    schedules: &[Schedule],
+    rules: Rules,
+    prepare: impl Fn() -> (Gpu, Invocation) + Sync,
+    judge: impl Fn(&Gpu) -> Vec<String> + Sync,
+) -> Survey {
+    let both = [Rules::Practice, Rules::Letter];
+    let held_to = if rules == Rules::Letter { &both[..] } else { &both[..1] };
+    let runs: Vec<(Rules, Schedule)> =
+        held_to.iter().flat_map(|rules| schedules.iter().map(|schedule| (*rules, *schedule))).collect();
+    let run = |&(rules, schedule): &(Rules, Schedule)| {
+        let (gpu, launch) = prepare();
+        let mut gpu = gpu.with_rules(rules);
+        let (faults, profile) = gpu.survey(kernel, &launch, schedule);
+        let mut found: Vec<Finding> = faults.into_iter().map(|fault| Finding::Fault(Box::new(fault))).collect();
+        if profile.is_some() {
+            found.extend(judge(&gpu).into_iter().map(|what| Finding::WrongResult { schedule, what }));
+        }
+        (found, profile)
+    };
+    let mut survey = Survey::default();
+    let mut keys = BTreeSet::new();
+    for ((rules, _), (found, profile)) in runs.iter().zip(in_parallel(&runs, run)) {
+        survey.profile = profile.or(survey.profile);
+        for finding in found {
+            let (key, grade) = match &finding {
+                Finding::Fault(fault) => (fault.key(), fault.kind.grade()),
+                Finding::WrongResult { .. } => (("wrong result", 0, 0), Grade::Broken),
+            };
+            if keys.insert(key) {
+                let grade = if *rules == Rules::Letter { Grade::Letter } else { grade };
+                survey.findings.push(Graded { grade, finding });
+            }
+        }
+    }
+    survey.findings.sort_by_key(|graded| std::cmp::Reverse(graded.grade));
+    survey
+}
+
+/// Does each piece of work, as many at a time as there are cores; what comes of them is in their order.
+fn in_parallel<W: Sync, T: Send>(work: &[W], each: impl Fn(&W) -> T + Sync) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(work.len());
+    let (next, each) = (AtomicUsize::new(0), &each);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some(piece) = work.get(place) else { return done };
+            done.push((place, each(piece)));
+        }
+    };
+    let mut done = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(worker)).collect();
+        let mut done = worker();
+        for other in others {
+            match other.join() {
+                Ok(more) => done.extend(more),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_by_key(|(place, _)| *place);
+    done.into_iter().map(|(_, outcome)| outcome).collect()
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ptx::Kernel;
 
+use crate::blocks::Findings;
 use crate::branch::{self, Mutants};
 use crate::error::{Fault, FaultKind};
 use crate::invocation::Invocation;
@@ -109,6 +110,31 @@ impl Gpu {
         run?;
         sequence.iter().try_for_each(|(kernel, _)| legal(kernel, &illegal(kernel), schedule))?;
         Ok(machine.profiles)
+    }
+
+    /// Runs a kernel to its end under a schedule, and goes on after what breaks a rule as long as there is a way to: everything that was
+    /// found, once per rule and pair of instructions, and the profile of a run that came to its end.
+    pub fn survey(
+        &mut self,
+        kernel: &Kernel,
+        launch: &Invocation,
+        schedule: Schedule,
+    ) -> (Vec<Fault>, Option<Profile>) {
+        let sequence = [(kernel, launch)];
+        let mut grids = match machine::grids(&sequence, None, &self.limits, schedule) {
+            Ok(grids) => grids,
+            Err(fault) => return (vec![*fault], None),
+        };
+        let Some(first) = grids.pop_front() else { return (Vec::new(), None) };
+        let memory = std::mem::take(&mut self.memory);
+        let mut machine = Machine::new((first, grids), (&self.limits, self.rules), memory, schedule);
+        machine.core.findings = Some(Findings::default());
+        let run = machine.run().and_then(|_| legal(kernel, &illegal(kernel), schedule));
+        self.memory = machine.core.memory;
+        let mut found = machine.core.findings.unwrap_or_default().all;
+        let ended = run.is_ok();
+        found.extend(run.err().map(|fault| *fault));
+        (found, ended.then(|| machine.profiles.pop()).flatten())
     }
 
     /// Runs some mutants of a kernel, by number, each as [`Gpu::run_sequence`] would, in the kernel's place in a sequence (wherever that

@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use ptx::{Addr, Builder, CopyOptions, Error, Global, Kernel, Shared, SpecialRegister, Target, U32};
-//! use sim::{Gpu, Invocation, Limits, Schedule, explore, mutate};
+//! use sim::{Gpu, Invocation, Limits, Rules, Schedule, explore, mutate};
 //!
 //! /// Doubles 64 words: one thread fetches them into shared memory, all double them, one sends them back.
 //! fn double() -> Result<Kernel, Error> {
@@ -56,7 +56,7 @@
 //! }
 //!
 //! let kernel = double()?;
-//! let mut gpu = Gpu::new(Limits::h200());
+//! let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter); // by the ISA's word, and no more
 //! let numbers: Vec<u8> = (0..64u32).flat_map(u32::to_le_bytes).collect();
 //! let (input, output) = (gpu.upload("input", &numbers), gpu.alloc("output", 256));
 //! let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), output.into()] };
@@ -112,7 +112,8 @@
 //! work, by which barrier, fence, group or flag), not from the order in which they happened to run. The rules:
 //!
 //! * Bytes written by threads and read or overwritten by the async proxy (bulk and tensor copies, wgmma operands) need a
-//!   `fence.proxy.async` somewhere between, besides the ordering itself; by the letter, bytes only read and then overwritten do, too. What
+//!   `fence.proxy.async` somewhere between, besides the ordering itself, and so do bytes of shared memory that were only read and are then
+//!   overwritten; by the letter those of global memory do, too. What
 //!   threads copy one by one (`cp.async`) or send to a peer (`st.async`) is written by threads.
 //! * Bytes written by a copy are there for those who have waited for the right phase of the barrier that counts them.
 //! * Bytes read by a store or a multiplication may be overwritten by those who have waited for its group, or learnt from
@@ -137,7 +138,8 @@
 //!
 //! A run without a fault is asked last whether [`ptx::Kernel::check`] takes the kernel at all.
 //!
-//! "By the letter" is the strict mode: [`Gpu::with_rules`] with [`Rules::Letter`], in which this library's kernels are run.
+//! "By the letter" is the strict mode: [`Gpu::with_rules`] with [`Rules::Letter`], in which this library's kernels are run. [`survey`] runs
+//! a kernel by both, goes on after what it finds, and says of each finding which [`Grade`] it is of.
 //!
 //! Not simulated: pairs of blocks with 64 rows each (reported as [`FaultKind::Unsupported`]); the weak ordering of a single thread's own accesses; blocks that share a multiprocessor; the number of registers a kernel really needs; time. Sums on the tensor cores are rounded to f32 after
 //! each product, by rising k: equal to the hardware's where they are exact, and within the usual bound elsewhere.
@@ -175,8 +177,8 @@ mod tma;
 mod warp;
 
 pub use branch::Mutants;
-pub use error::{Access, Fault, FaultKind, Place, Site, Waiting};
-pub use explore::{Finding, explore, explore_mutants};
+pub use error::{Access, Edge, Fault, FaultKind, Grade, Place, Site, Waiting};
+pub use explore::{Finding, Graded, Survey, explore, explore_mutants, survey};
 pub use gpu::Gpu;
 pub use invocation::{Arg, Invocation};
 pub use limits::{Limits, Rules};

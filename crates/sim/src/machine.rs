@@ -194,6 +194,7 @@ impl<'k> Machine<'k> {
             loaded: Vec::new(),
             stops: None,
             looked_ahead: false,
+            findings: None,
         };
         core.start(limits);
         Machine { core, limits: *limits, grids, profiles: Vec::new(), running: Vec::new(), advance: None }
@@ -576,7 +577,16 @@ impl Core<'_> {
         Box::new(Fault { kind, site, recent, schedule: self.schedule, kernel: self.program.kernel.name.clone() })
     }
 
-    fn raise(&self, cluster: &Cluster, rank: usize, warp: usize, mask: u32, pc: u32, kind: FaultKind) -> Box<Fault> {
+    /// A fault at an instruction of a warp.
+    pub(crate) fn raise(
+        &self,
+        cluster: &Cluster,
+        rank: usize,
+        warp: usize,
+        mask: u32,
+        pc: u32,
+        kind: FaultKind,
+    ) -> Box<Fault> {
         let block = &cluster.blocks[rank];
         let site = |warp, mask, pc| self.program.site(block.id, warp, mask, pc);
         let recent = block.recent.iter().map(|&(warp, mask, pc)| site(warp, mask, pc)).collect();
@@ -594,7 +604,16 @@ impl Core<'_> {
         if block.warps.iter().flatten().any(|warp| warp.live != 0) || block.shared.ended {
             return Ok(());
         }
-        self.check_ended(cluster, rank).map_err(|kind| self.fault(kind, None, Vec::new()))?;
+        if let Err(kind) = self.check_ended(cluster, rank) {
+            let goes_on = self.findings.is_some() && kind.may_be_gone_on_from();
+            let fault = self.fault(kind, None, Vec::new());
+            if !goes_on {
+                return Err(fault);
+            }
+            // What would still touch the block's memory is over with it.
+            cluster.jobs.retain(|job| !job.touches(rank));
+            self.find(fault);
+        }
         cluster.blocks[rank].shared.ended = true;
         self.idle = 0;
         Ok(())
@@ -765,7 +784,8 @@ impl Exec<'_, '_> {
         if let Some(guard) = instr.guard {
             self.check_defined(guard.pred, group)?;
             if self.warp.tainted(guard.pred) & group != 0 {
-                return Err(self.core.uninitialised(self.warp.origin(guard.pred)));
+                self.offend(self.core.uninitialised(self.warp.origin(guard.pred)))?;
+                self.warp.untaint(guard.pred, group);
             }
             self.mask = self.warp.acting(instr.guard, group);
         }

@@ -480,6 +480,11 @@ impl Warp {
         self.marks[reg.bank.index()].origin[reg.index as usize]
     }
 
+    /// Takes a register for written in these lanes: that it is not was reported.
+    pub(crate) fn untaint(&mut self, reg: RegId, mask: u32) {
+        self.marks[reg.bank.index()].tainted[reg.index as usize] &= !mask;
+    }
+
     /// A register's value in these lanes comes of memory that was never written, and that this instruction read.
     pub(crate) fn taint(&mut self, reg: RegId, mask: u32, origin: u32) {
         if mask != 0 {

@@ -5,18 +5,19 @@
 
 mod arrays;
 mod launch;
+mod suppress;
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use ptx::Kernel;
 use ptx::parse::{Module, Shape};
 use serde::Serialize;
-use sim::{Fault, FaultKind, Gpu, Limits, Profile, Rules, Schedule};
+use sim::{FaultKind, Gpu, Grade, Graded, Limits, Rules, Schedule};
 
 use crate::{Error, Result, console};
 use launch::Launch;
+use suppress::Suppressions;
 
 /// Run anybody's PTX kernel in the simulator, and look for races
 #[derive(Debug, ClapArgs)]
@@ -26,6 +27,8 @@ use launch::Launch;
     The launch file says which entry, how many blocks of how many threads, what is in memory and what the arguments are; \
     docs/check.md describes it. Races, deadlocks, reads of what was never written, accesses out of bounds and \
     broken rules of barriers, copies and tensor cores are findings, and so are results that differ from those expected.\n\n\
+    A finding is broken, seen (the ISA forbids it, and hardware has misbehaved), or letter (the ISA forbids it, and no hardware is \
+    known to mind); the last are looked for with --rules letter.\n\n\
     Exit status: 0 nothing was found, 1 something was, 2 the kernel could not be run.\n\n\
     Examples:\n  \
     hammerhead check matmul.ptx --launch matmul.toml\n  \
@@ -43,6 +46,9 @@ pub struct Args {
     /// Schedules to try: the earliest, the latest, and random ones
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     schedules: u64,
+    /// Findings that are known: rules, words that a finding contains, and the reason why it is let pass
+    #[arg(long, value_name = "FILE")]
+    suppress: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -61,13 +67,22 @@ enum RulesName {
 struct Report {
     kernel: String,
     schedules: usize,
+    /// The worst first, once per rule and pair of instructions.
     findings: Vec<Finding>,
-    /// What a run that found nothing has moved and computed.
+    /// Findings that were let pass.
+    suppressed: Vec<Suppressed>,
+    /// Suppressions that nothing needed.
+    unused_suppressions: Vec<String>,
+    /// What a run that came to its end has moved and computed.
     profile: Vec<String>,
 }
 
 #[derive(Serialize)]
 struct Finding {
+    /// How bad it is: `broken`, `seen` or `letter`.
+    grade: &'static str,
+    /// The report of hardware that misbehaved, of one that is `seen`.
+    report: Option<&'static str>,
     /// A short name of the rule.
     rule: &'static str,
     /// The first schedule that led there; the same one leads there again.
@@ -76,7 +91,16 @@ struct Finding {
     line: Option<u32>,
     /// Where it was written, by the compiler's word: the file and line, and those of the calls around it.
     source: Option<String>,
+    /// Of a race, the line of the other side, and where that was written.
+    other_line: Option<u32>,
+    other_source: Option<String>,
     message: String,
+}
+
+#[derive(Serialize)]
+struct Suppressed {
+    finding: Finding,
+    reason: String,
 }
 
 /// Checks a kernel.
@@ -100,7 +124,8 @@ pub fn check(args: &Args) -> Result<()> {
     };
     let shape = Shape { block: launch.block, cluster: launch.cluster, dynamic_shared: launch.shared };
     let kernel = module.kernel(&entry, shape).map_err(refused)?;
-    let report = explore(&kernel, &launch, args)?;
+    let suppressions = args.suppress.as_deref().map(Suppressions::open).transpose()?.unwrap_or_default();
+    let report = explore(&kernel, &launch, &suppressions, args)?;
     match args.json {
         true => console::print_json(&report)?,
         false => console::print(&words(&report, &text))?,
@@ -111,8 +136,8 @@ pub fn check(args: &Args) -> Result<()> {
     }
 }
 
-/// Runs the kernel under each schedule, and keeps the first finding of each kind at each place.
-fn explore(kernel: &Kernel, launch: &Launch, args: &Args) -> Result<Report> {
+/// Runs the kernel under each schedule, and keeps what was found, less what is let pass.
+fn explore(kernel: &Kernel, launch: &Launch, suppressions: &Suppressions, args: &Args) -> Result<Report> {
     let mut schedules = Schedule::several(args.schedules.saturating_sub(2));
     schedules.truncate(args.schedules as usize);
     let rules = match args.rules {
@@ -120,62 +145,84 @@ fn explore(kernel: &Kernel, launch: &Launch, args: &Args) -> Result<Report> {
         RulesName::Letter => Rules::Letter,
     };
     let limits = if kernel.target.has(ptx::Feature::Tcgen05) { Limits::b200() } else { Limits::h200() };
-    let (device, buffers) = launch.memory(Gpu::new(limits).with_rules(rules));
+    let (device, buffers) = launch.memory(Gpu::new(limits));
     let invocation = launch.invocation(kernel, &buffers)?;
-    let (mut findings, mut seen, mut profile) = (Vec::new(), BTreeSet::new(), Profile::default());
-    for &schedule in &schedules {
-        let mut gpu = device.clone();
-        match gpu.run(kernel, &invocation, schedule) {
-            Ok(done) => {
-                profile = done;
-                for (name, message) in launch.wrong(&gpu, &buffers) {
-                    if seen.insert((name.clone(), 0)) {
-                        let schedule = schedule.to_string();
-                        findings.push(Finding { rule: "wrong result", schedule, line: None, source: None, message });
-                    }
-                }
-            }
-            Err(fault) => {
-                if matches!(
-                    fault.kind,
-                    FaultKind::Unsupported { .. } | FaultKind::BadLaunch { .. } | FaultKind::OverLimit { .. }
-                ) {
-                    return Err(Error::CannotCheck { what: format!("kernel {}: {}", kernel.name, fault.kind) });
-                }
-                let place = fault.site.as_ref().map_or(0, |site| site.position);
-                if seen.insert((fault.kind.name().to_owned(), place)) {
-                    findings.push(found(&fault));
-                }
-            }
+    let judge = |gpu: &Gpu| launch.wrong(gpu, &buffers).into_iter().map(|(_, message)| message).collect();
+    let survey = sim::survey(kernel, &schedules, rules, || (device.clone(), invocation.clone()), judge);
+    for graded in &survey.findings {
+        if let sim::Finding::Fault(fault) = &graded.finding
+            && let FaultKind::Unsupported { .. } | FaultKind::BadLaunch { .. } | FaultKind::OverLimit { .. } = fault.kind
+        {
+            return Err(Error::CannotCheck { what: format!("kernel {}: {}", kernel.name, fault.kind) });
         }
     }
-    let profile = profile.to_string().lines().map(str::to_owned).collect();
-    Ok(Report { kernel: kernel.name.clone(), schedules: schedules.len(), findings, profile })
+    let (mut findings, mut suppressed) = (Vec::new(), Vec::new());
+    for graded in &survey.findings {
+        let finding = found(graded);
+        match suppressions.reason(&finding).map(str::to_owned) {
+            Some(reason) => suppressed.push(Suppressed { finding, reason }),
+            None => findings.push(finding),
+        }
+    }
+    let profile = survey.profile.map_or(String::new(), |profile| profile.to_string());
+    Ok(Report {
+        kernel: kernel.name.clone(),
+        schedules: schedules.len(),
+        findings,
+        suppressed,
+        unused_suppressions: suppressions.unused(),
+        profile: profile.lines().map(str::to_owned).collect(),
+    })
 }
 
-fn found(fault: &Fault) -> Finding {
+fn found(graded: &Graded) -> Finding {
+    let (site, other) = match &graded.finding {
+        sim::Finding::Fault(fault) => {
+            let other = match &fault.kind {
+                FaultKind::Race { first, .. } => Some(&first.site),
+                _ => None,
+            };
+            (fault.site.as_ref(), other)
+        }
+        sim::Finding::WrongResult { .. } => (None, None),
+    };
     Finding {
-        rule: fault.kind.name(),
-        schedule: fault.schedule.to_string(),
-        line: fault.site.as_ref().and_then(|site| site.line),
-        source: fault.site.as_ref().map(|site| site.phase.clone()),
-        message: fault.to_string().trim_end().to_owned(),
+        grade: graded.grade.name(),
+        report: match graded.grade {
+            Grade::Seen(report) => Some(report),
+            _ => None,
+        },
+        rule: graded.finding.name(),
+        schedule: graded.finding.schedule().to_string(),
+        line: site.and_then(|site| site.line),
+        source: site.map(|site| site.phase.clone()),
+        other_line: other.and_then(|site| site.line),
+        other_source: other.map(|site| site.phase.clone()),
+        message: graded.finding.to_string().trim_end().to_owned(),
     }
 }
 
 fn words(report: &Report, text: &str) -> String {
-    let Report { kernel, schedules, findings, profile } = report;
-    if findings.is_empty() {
-        return format!("{kernel}: nothing found under {schedules} schedules\n\n{}\n", profile.join("\n"));
-    }
+    let Report { kernel, schedules, findings, suppressed, unused_suppressions, profile } = report;
     let mut words = String::new();
-    for Finding { rule, line, message, .. } in findings {
-        words += &format!("{rule}\n{message}\n");
+    for Finding { grade, report, rule, line, message, .. } in findings {
+        let seen = report.map(|report| format!(" ({report})")).unwrap_or_default();
+        words += &format!("{grade}{seen}: {rule}\n{message}\n");
         let written = line.and_then(|line| text.lines().nth(line as usize - 1));
         if let (Some(line), Some(written)) = (line, written) {
             words += &format!("  line {line} of the text: {}\n", written.trim());
         }
         words += "\n";
+    }
+    for Suppressed { finding: Finding { rule, line, .. }, reason } in suppressed {
+        let line = line.map(|line| format!(" at line {line}")).unwrap_or_default();
+        words += &format!("let pass: {rule}{line}: {reason}\n");
+    }
+    for unused in unused_suppressions {
+        words += &format!("let pass, and not found: {unused}; take it out of the file\n");
+    }
+    if findings.is_empty() {
+        words += &format!("{kernel}: nothing found under {schedules} schedules\n\n{}\n", profile.join("\n"));
     }
     words
 }

@@ -10,8 +10,9 @@ use ptx::{Address, DataType, Operand, RegId, Scope, Space};
 use super::compute::bank_bytes;
 use super::{Exec, SharedSpan};
 use crate::arith;
+use crate::blocks::Findings;
 use crate::clock::Knowledge;
-use crate::error::{FaultKind, Place};
+use crate::error::{Fault, FaultKind, Place};
 use crate::flag::{Flag, Publication, Stamp, Version, narrower};
 use crate::lanes::{Lanes, Words, lanes};
 use crate::limits::Rules;
@@ -262,7 +263,7 @@ impl Exec<'_, '_> {
                 (order, spot)
                 && self.core.trace.shadows[buffer].written(&self.core.log, offset, total as usize)
             {
-                return Err(FaultKind::NotReadOnly { place: self.core.global_place(address, total.into()) });
+                self.offend(FaultKind::NotReadOnly { place: self.core.global_place(address, total.into()) })?;
             }
             let seen = match strong {
                 Some(scope) => {
@@ -330,8 +331,8 @@ impl Exec<'_, '_> {
                 }
             }
             // Of lanes that write to one place by one instruction any may be the last: that is no matter where they
-            // write the same. Kernels of this house choose one lane, and a missing choice is a mistake.
-            if plain && spots.is_none() && self.core.program.kernel.foreign {
+            // write the same, though by the letter it is a race.
+            if plain && spots.is_none() && self.core.rules == Rules::Practice {
                 if written.contains(&(addresses[lane], data)) {
                     continue;
                 }
@@ -339,14 +340,12 @@ impl Exec<'_, '_> {
             }
             let spot = match &spots {
                 Some(spots) => self.spot(spots, lane),
-                None => match self.touch(space, addresses[lane], total, true, lane, record) {
-                    Err(FaultKind::Race { first, .. })
-                        if plain && first.write && self.repeats(space, addresses[lane], &data[..total as usize]) =>
-                    {
-                        continue;
+                None => {
+                    match self.touch_stored(space, addresses[lane], &data[..total as usize], (lane, plain), record)? {
+                        Some(spot) => spot,
+                        None => continue,
                     }
-                    touched => touched?,
-                },
+                }
             };
             let data = &data[..total as usize];
             self.raise_flag(spot, lane, data, matches!(order, StoreOrder::Release(_)), strong, false);
@@ -364,21 +363,42 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Whether a store of threads leaves what is there already: strangers' compilers let all warps write one value,
-    /// which is no matter in practice.
-    fn repeats(&self, space: Space, address: u64, data: &[u8]) -> bool {
-        if self.core.rules != Rules::Practice || !self.core.program.kernel.foreign {
-            return false;
-        }
-        let spot = match space {
-            Space::Global => self.core.memory.find(address, data.len() as u64).map(|span| Spot::Global {
+    /// Checks and notes one lane's store, and finds its bytes; nothing where it only repeats what another thread stores there at any time.
+    /// Compilers let all warps write one value, which is no matter in practice.
+    fn touch_stored(
+        &mut self,
+        space: Space,
+        address: u64,
+        data: &[u8],
+        (lane, plain): (usize, bool),
+        record: RecordId,
+    ) -> Result<Option<Spot>, FaultKind> {
+        let bytes = data.len() as u32;
+        let there = match space {
+            Space::Global => self.core.memory.find(address, bytes.into()).map(|span| Spot::Global {
                 buffer: span.buffer,
                 offset: span.offset,
                 address,
             }),
-            _ => self.shared_span(space, address, data.len() as u32).ok().map(Spot::Shared),
+            _ => self.shared_span(space, address, bytes).ok().map(Spot::Shared),
         };
-        spot.is_some_and(|spot| !self.lacks(spot, 0, data.len() as u32) && self.bytes(spot, data.len()) == data)
+        let same = |spot: Spot| !self.lacks(spot, 0, bytes) && self.bytes(spot, data.len()) == data;
+        let granted = plain && self.core.rules == Rules::Practice && self.core.earlier.is_empty();
+        if !granted || !there.is_some_and(same) {
+            return self.touch(space, address, bytes, true, lane, record).map(Some);
+        }
+        let findings = self.core.findings.replace(Findings::default());
+        let touched = self.touch(space, address, bytes, true, lane, record);
+        let found = std::mem::replace(&mut self.core.findings, findings).unwrap_or_default().all;
+        let repeats = |fault: &Fault| match &fault.kind {
+            FaultKind::Race { first, .. } => first.write && !first.asynchronous,
+            _ => false,
+        };
+        if !found.is_empty() && found.iter().all(repeats) {
+            return Ok(None);
+        }
+        found.into_iter().try_for_each(|fault| self.offend(fault.kind))?;
+        touched.map(Some)
     }
 
     fn atomic(&mut self, op: &Memory) -> Result<(), FaultKind> {

@@ -17,7 +17,7 @@ use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};
 
 use crate::blocks::{Cluster, Core, Visit};
 use crate::clock::PREDECESSOR;
-use crate::error::{self, FaultKind};
+use crate::error::{self, Edge, FaultKind};
 use crate::flag::Agent;
 use crate::lanes::{FULL, Lanes, lanes};
 use crate::limits::Rules;
@@ -194,8 +194,8 @@ impl Exec<'_, '_> {
             return Ok(());
         }
         let mut everywhere = true;
-        let replaces = self.replaces(op);
-        for &(reg, access) in self.core.program.registers(self.pc) {
+        let (replaces, program) = (self.replaces(op), self.core.program.clone());
+        for &(reg, access) in program.registers(self.pc) {
             if !sound && access != Access::Write {
                 if !(replaces && access == Access::Update) {
                     self.check_defined(reg, self.mask)?;
@@ -205,7 +205,7 @@ impl Exec<'_, '_> {
             if let Some((_, pc)) = self.warp.loading.iter().find(|(loading, _)| *loading == reg) {
                 let block = self.cluster.blocks[self.rank].id;
                 let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, *pc));
-                return Err(FaultKind::RegisterInFlight { reg, owner });
+                self.offend(FaultKind::RegisterInFlight { reg, owner })?;
             }
             if reg.bank == Bank::B32 && by_threads {
                 if in_flight {
@@ -228,13 +228,16 @@ impl Exec<'_, '_> {
 
     /// A value of which a part was never written may be moved and computed with, but not acted upon.
     fn check_taints(&mut self, op: &Op) -> Result<(), FaultKind> {
-        for &(reg, access) in self.core.program.registers(self.pc) {
+        let program = self.core.program.clone();
+        for &(reg, access) in program.registers(self.pc) {
             let tainted = self.warp.tainted(reg) & self.mask;
             if access == Access::Write || tainted == 0 {
                 continue;
             }
             if !may_be_tainted(op, reg) {
-                return Err(self.core.uninitialised(self.warp.origin(reg)));
+                self.offend(self.core.uninitialised(self.warp.origin(reg)))?;
+                self.warp.untaint(reg, tainted);
+                continue;
             }
             let chosen = match op {
                 Op::Arith(Arith::Select { a, b, pred, .. }) if reg != *pred => {
@@ -251,14 +254,14 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    pub(crate) fn check_owned(&self, reg: RegId) -> Result<(), FaultKind> {
+    pub(crate) fn check_owned(&mut self, reg: RegId) -> Result<(), FaultKind> {
         let owned = self.warp.owned[reg.index as usize];
         if owned.number <= self.warp.retired {
             return Ok(());
         }
         let block = self.cluster.blocks[self.rank].id;
         let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, owned.pc));
-        Err(FaultKind::RegisterInFlight { reg, owner })
+        self.offend(FaultKind::RegisterInFlight { reg, owner })
     }
 
     /// The addresses of an operand, lane by lane.
@@ -397,11 +400,46 @@ impl Exec<'_, '_> {
         let mut observer =
             observer(self.warp, self.cluster.index, lane, record, access.proxy, (false, self.core.rules))
                 .replacing(replaces);
-        let noted = block.shared.shadow.note(&self.core.log, &mut observer, start, length, write);
-        if let Err(conflict) = noted {
-            let place = self.core.shared_place(block.id, conflict.byte as u32, self.core.program.shared_unit);
-            return Err(self.race(place, conflict, record, write));
+        let Err(first) = block.shared.shadow.note(&self.core.log, &mut observer, start, length, write) else {
+            return Ok(());
+        };
+        let conflicts = match self.core.findings {
+            Some(_) => block.shared.shadow.note_anyway(&self.core.log, &mut observer, start, length, write),
+            None => vec![first],
+        };
+        let (block, unit) = (block.id, self.core.program.shared_unit);
+        self.conflicts(conflicts, record, write, |core, byte| core.shared_place(block, byte as u32, unit))
+    }
+
+    /// Reports conflicts of an access, by pairs of instructions.
+    pub(crate) fn conflicts(
+        &mut self,
+        conflicts: Vec<Conflict>,
+        record: RecordId,
+        write: bool,
+        place: impl Fn(&Core<'_>, usize) -> error::Place,
+    ) -> Result<(), FaultKind> {
+        let mut last = None;
+        for conflict in conflicts {
+            let (other, here) = (self.core.log.get(conflict.record).pc, self.pc);
+            if last == Some(other) || self.core.has_found(("race", other as usize, here as usize)) {
+                continue;
+            }
+            last = Some(other);
+            let place = place(self.core, conflict.byte);
+            let race = self.race(place, conflict, record, write);
+            self.offend(race)?;
         }
+        Ok(())
+    }
+
+    /// Reports what breaks a rule: the run is over, unless findings are collected and it can be gone on from.
+    pub(crate) fn offend(&mut self, kind: FaultKind) -> Result<(), FaultKind> {
+        if self.core.findings.is_none() || !kind.may_be_gone_on_from() {
+            return Err(kind);
+        }
+        let fault = self.core.raise(self.cluster, self.rank, self.warp.index, self.mask, self.pc, kind);
+        self.core.find(fault);
         Ok(())
     }
 
@@ -445,15 +483,18 @@ impl Exec<'_, '_> {
             observer(self.warp, self.cluster.index, Some(lane), record, access.proxy, (true, self.core.rules))
                 .replacing(replaces);
         if buffer.awaited && !observer.knows_origin(&self.core.log) {
-            return Err(FaultKind::BeforeGridDependency { place: self.core.global_place(address, bytes) });
+            self.offend(FaultKind::BeforeGridDependency { place: self.core.global_place(address, bytes) })?;
+            return Ok(span);
         }
+        let (start, length) = (span.offset, bytes as usize);
         let shadow = &mut self.core.trace.shadows[span.buffer];
-        let noted = shadow.note(&self.core.log, &mut observer, span.offset, bytes as usize, write);
-        if let Err(conflict) = noted {
-            let at = self.core.memory.buffers[span.buffer].address + conflict.byte as u64;
-            let place = self.core.global_place(at, self.core.global_unit.into());
-            return Err(self.race(place, conflict, record, write));
-        }
+        let Err(first) = shadow.note(&self.core.log, &mut observer, start, length, write) else { return Ok(span) };
+        let conflicts = match self.core.findings {
+            Some(_) => shadow.note_anyway(&self.core.log, &mut observer, start, length, write),
+            None => vec![first],
+        };
+        let (from, unit) = (self.core.memory.buffers[span.buffer].address, self.core.global_unit.into());
+        self.conflicts(conflicts, record, write, |core, byte| core.global_place(from + byte as u64, unit))?;
         Ok(span)
     }
 
@@ -465,6 +506,11 @@ impl Exec<'_, '_> {
             error::Access { write, asynchronous: record.detached, in_flight, site }
         };
         let (first, second) = (access(conflict.record, conflict.was_write), access(record, write));
+        let edge = match (conflict.unfenced, first.asynchronous) {
+            (true, _) => Edge::ProxyFence,
+            (false, true) => Edge::Completion,
+            (false, false) => Edge::Order,
+        };
         let by_lane = [conflict.record, record].map(|id| self.core.log.get(id).by_lane);
         let remedy = match by_lane {
             [true, _] => {
@@ -473,7 +519,7 @@ impl Exec<'_, '_> {
             [_, true] => "put a barrier between the access and the copy that overwrites it",
             _ => remedy(&first, &second, self.core.log.get(record).proxy),
         };
-        FaultKind::Race { place, first: Box::new(first), second: Box::new(second), remedy }
+        FaultKind::Race { place, first: Box::new(first), second: Box::new(second), edge, remedy }
     }
 }
 

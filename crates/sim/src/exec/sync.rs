@@ -105,17 +105,19 @@ impl Exec<'_, '_> {
         let init = self.core.log.get(bar.init);
         let own = init.slot == self.warp.slot && bar.init_lane == lane as u32;
         let known = own || is_known(bar, init, self.warp.knowledge(lane));
-        // Compilers leave the fence out before copies, and no chip is known to mind. Kernels of this house do not.
-        let granted = self.core.rules == Rules::Practice && self.core.program.kernel.foreign;
+        // Compilers leave the fence out before copies, and no chip is known to mind.
+        let granted = self.core.rules == Rules::Practice;
         if known && (proxy == Proxy::Generic || bar.published || granted) {
             return Ok(());
         }
-        let (conflict, place) = (Conflict { record: bar.init, was_write: true, byte: span.offset as usize }, place());
+        let (record, byte) = (bar.init, span.offset as usize);
+        let (conflict, place) = (Conflict { record, was_write: true, byte, unfenced: known }, place());
         let record = match proxy {
             Proxy::Generic => self.record(None),
             Proxy::Async => self.in_flight(proxy, lane),
         };
-        Err(self.race(place, conflict, record, true))
+        let race = self.race(place, conflict, record, true);
+        self.offend(race)
     }
 
     /// The same for several lanes that name one barrier.
@@ -444,9 +446,14 @@ impl Exec<'_, '_> {
             Fence::ProxyAsync(window) => {
                 // What its thread has copied itself and waited for goes the way of loads and stores, too.
                 let (copies, awaited) = (self.warp.copies.slot, self.warp.copies.awaited);
+                let practice = self.core.rules == Rules::Practice;
                 self.warp.learn(mask, |known| {
                     let cover = |clock: &mut Clock| {
                         clock.join(&known.generic);
+                        // In practice reads need only be over to be covered. What writes need besides is asked for elsewhere.
+                        if practice {
+                            clock.join(&known.executed);
+                        }
                         clock.raise_lanes(slot, mask, tick);
                         let own = lanes(mask).filter(|&lane| awaited[lane] > 0);
                         own.for_each(|lane| clock.raise(copies + lane as u32, awaited[lane]));

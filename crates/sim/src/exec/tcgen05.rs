@@ -320,13 +320,16 @@ impl Exec<'_, '_> {
         let rules = self.core.rules;
         let observer = super::observer(self.warp, index, lane, record, Proxy::Generic, (false, rules));
         let mut observer = Observer { tensor: true, pipe, cleared: None, ..observer };
+        let mut conflicts = Vec::new();
         for column in column..column + columns {
             let (start, bytes) = (TensorMemory::byte(first, column), 4 * lanes as usize);
-            let noted = memory.shadow.note(&self.core.log, &mut observer, start, bytes, write);
             let place = |lane: u32| TensorMemory::place(block, lane, column);
-            if let Err(conflict) = noted {
-                let lane = (conflict.byte / 4) as u32 % LANES;
-                return Err(self.race(place(lane), conflict, record, write));
+            if let Err(first) = memory.shadow.note(&self.core.log, &mut observer, start, bytes, write) {
+                conflicts.push(first);
+                if self.core.findings.is_none() {
+                    break;
+                }
+                conflicts.extend(memory.shadow.note_anyway(&self.core.log, &mut observer, start, bytes, write));
             }
             // What a pipeline reads may have to be written by it first: that is judged when it comes to it.
             if !write
@@ -336,7 +339,10 @@ impl Exec<'_, '_> {
                 return Err(FaultKind::Uninitialised { place: place((byte / 4) as u32 % LANES), byte: 0 });
             }
         }
-        Ok(())
+        self.conflicts(conflicts, record, write, |_, byte| {
+            let cell = (byte / 4) as u32;
+            TensorMemory::place(block, cell % LANES, cell / LANES)
+        })
     }
 
     /// A warp's load or store of its 32 lanes.

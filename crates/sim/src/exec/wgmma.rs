@@ -51,11 +51,11 @@ impl Exec<'_, '_> {
         if owned.number > self.warp.retired && (owned.accumulator != matches!(used, Use::Accumulator(_))) {
             return self.check_owned(reg);
         }
-        let last = &mut self.warp.used[reg.index as usize];
-        if *last != Use::None && *last != used {
-            return Err(FaultKind::MissingFence { reg });
+        let last = self.warp.used[reg.index as usize];
+        if last != Use::None && last != used {
+            self.offend(FaultKind::MissingFence { reg })?;
         }
-        *last = used;
+        self.warp.used[reg.index as usize] = used;
         Ok(())
     }
 

@@ -31,6 +31,7 @@ pub(crate) type Issued<'a> = (u32, &'a [Piece]);
 pub(crate) const ISSUED: u32 = 1;
 
 /// Who makes an access, and what it knows.
+#[derive(Clone)]
 pub(crate) struct Observer<'a> {
     pub(crate) knowledge: &'a Knowledge,
     pub(crate) cluster: u32,
@@ -140,8 +141,15 @@ impl<'a> Observer<'a> {
     }
 
     /// Whether asynchronous work of this observer's needs a fence to see an access of threads.
+    /// In practice, bytes of global memory that were only read may do without.
     fn needs_fence(&self, is_read: bool) -> bool {
-        self.proxy == Proxy::Async && (self.rules == Rules::Letter || !is_read)
+        self.proxy == Proxy::Async && (self.rules == Rules::Letter || !is_read || !self.global)
+    }
+
+    /// Whether the marked access would be ordered before this one if both went the same way to memory.
+    pub(super) fn lacks_only_a_fence(&self, log: &Log, mark: Mark, is_read: bool) -> bool {
+        let same_way = Observer { proxy: Proxy::Generic, last: [None; 2], cleared: None, ..self.clone() };
+        self.needs_fence(is_read) && { same_way }.knows(log, mark, is_read)
     }
 
     fn fenced(&self) -> &Clock {

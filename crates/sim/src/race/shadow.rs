@@ -129,6 +129,22 @@ impl Shadow {
         self.note_bytes(&mut Noting::new(log, who, write), start, bytes)
     }
 
+    /// Notes an access whatever it conflicts with, and gives what that is.
+    pub(crate) fn note_anyway(
+        &mut self,
+        log: &Log,
+        who: &mut Observer<'_>,
+        start: usize,
+        bytes: usize,
+        write: bool,
+    ) -> Vec<Conflict> {
+        let mut noting = Noting::new(log, who, write);
+        noting.conflicts = Some(Vec::new());
+        // With a place for conflicts, none is given back.
+        let _ = self.note_bytes(&mut noting, start, bytes);
+        noting.conflicts.unwrap_or_default()
+    }
+
     /// Notes accesses to as many bytes from each of some places on.
     pub(crate) fn note_pieces(
         &mut self,

@@ -10,6 +10,8 @@ pub(crate) struct Conflict {
     pub(crate) was_write: bool,
     /// First byte of the unit in question.
     pub(crate) byte: usize,
+    /// Whether the two are in order, and all that lacks is a fence between their proxies.
+    pub(crate) unfenced: bool,
 }
 
 /// What is remembered of some bytes.
@@ -95,13 +97,16 @@ pub(super) struct Noting<'n, 'o> {
     replaced: [Mark; 2],
     /// The last crowd and reader that were joined, and the crowd that came of it.
     joined: (u32, Mark, u32),
+    /// Where conflicts go if the access is noted in spite of them.
+    pub(super) conflicts: Option<Vec<Conflict>>,
 }
 
 impl<'n, 'o> Noting<'n, 'o> {
     pub(super) fn new(log: &'n Log, who: &'n mut Observer<'o>, write: bool) -> Self {
         let (mark, none) = (Mark::new(who.record, who.lane), Mark::default());
         let strong = log.get(who.record).strong.is_some();
-        Noting { log, who, mark, write, strong, ordered: [none; 2], replaced: [none; 2], joined: (0, none, 0) }
+        let (ordered, replaced, joined) = ([none; 2], [none; 2], (0, none, 0));
+        Noting { log, who, mark, write, strong, ordered, replaced, joined, conflicts: None }
     }
 
     /// Goes on with the access of another lane: what was found for the one before need not hold for it.
@@ -116,7 +121,18 @@ impl<'n, 'o> Noting<'n, 'o> {
         if self.who.knows(self.log, mark, !was_write) || strong(self) {
             return Ok(());
         }
-        Err(Conflict { record: mark.record(), was_write, byte })
+        self.conflict(mark, was_write, byte)
+    }
+
+    #[cold]
+    fn conflict(&mut self, mark: Mark, was_write: bool, byte: usize) -> Result<(), Conflict> {
+        let unfenced = self.who.lacks_only_a_fence(self.log, mark, !was_write);
+        let conflict = Conflict { record: mark.record(), was_write, byte, unfenced };
+        match &mut self.conflicts {
+            Some(conflicts) => conflicts.push(conflict),
+            None => return Err(conflict),
+        }
+        Ok(())
     }
 
     #[inline]
@@ -139,7 +155,7 @@ impl<'n, 'o> Noting<'n, 'o> {
     fn note_read(&mut self, unit: &mut Unit, crowds: &mut Crowds, byte: usize) -> Result<(), Conflict> {
         self.follow_write(unit, byte)?;
         if !unit.plain.is_none() && !self.who.knows(self.log, unit.plain, false) {
-            return Err(Conflict { record: unit.plain.record(), was_write: true, byte });
+            self.conflict(unit.plain, true, byte)?;
         }
         let before = unit.read;
         if before.is_none() || before == self.mark {

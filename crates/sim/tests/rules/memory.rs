@@ -171,7 +171,7 @@ fn reading_a_copys_bytes_before_its_barrier_is_a_race() {
 
 #[test]
 fn a_barrier_whose_initialisation_no_fence_published_cannot_count_a_copy() {
-    rule("race", |kept| tile_in(Kept::Yes, kept == Kept::Yes));
+    rule_of_the_letter("race", |kept| tile_in(Kept::Yes, kept == Kept::Yes));
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn tile_again(between: impl Fn(&mut Bench, Barriers)) -> Kernel {
 
 #[test]
 fn what_threads_have_read_needs_a_proxy_fence_before_a_copy_overwrites_it() {
-    rule_of_the_letter("race", |kept| {
+    rule("race", |kept| {
         tile_again(|b, _| {
             b.k.sync_threads();
             if kept == Kept::Yes {
