@@ -230,8 +230,8 @@ fn alike(warp: &Warp, mask: u32, old: &Op, new: &Op) -> bool {
             (dst, src, bytes, policy) == (to, from, all, other) && lanes(mask).all(whole)
         }
         (Op::Mma(old), Op::Mma(new)) => {
-            let (Mma::Half { d, .. } | Mma::BlockScaled { d, .. }) = old;
-            let (Mma::Half { d: others, a, b, .. } | Mma::BlockScaled { d: others, a, b, .. }) = new;
+            let (Mma::Dense { d, .. } | Mma::BlockScaled { d, .. }) = old;
+            let (Mma::Dense { d: others, a, b, .. } | Mma::BlockScaled { d: others, a, b, .. }) = new;
             let defined = |reg: &RegId| warp.undefined(*reg, FULL) == 0;
             d == others
                 && !warp.taints

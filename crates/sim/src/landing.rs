@@ -172,19 +172,25 @@ impl Core<'_> {
             Some((_, transposed)) => operand(0, (64, transposed, Order::Rows)),
             None => (from_fragments(&mma), tainted_rows(&mma)),
         };
-        let n = mma.n as usize;
+        let (n, depth) = (mma.n as usize, mma.element.depth() as usize);
         let (b, columns) = operand(1, (n, mma.b.1, Order::Eights));
         let is_in = |list: &Option<Vec<bool>>, at: usize| list.as_ref().is_some_and(|list| list[at]);
         for (index, warp) in block.warps[4 * group..4 * group + 4].iter_mut().flatten().enumerate() {
             for (eight, d) in mma.d.chunks_exact(4).enumerate() {
                 let d: [RegId; 4] = [d[0], d[1], d[2], d[3]];
-                let mut sums = match mma.accumulate {
+                let integers = mma.element.is_integer();
+                let mut sums = match mma.accumulate && !integers {
                     true => mma::sums(d.map(|reg| warp.multiplied(reg))),
                     false => [[0.0; mma::COLUMNS]; mma::ROWS],
                 };
-                let rows = &a.as_chunks::<{ tensor_core::DEPTH }>().0[mma::ROWS * index..][..mma::ROWS];
-                mma::multiply(&mut sums, rows, &b.as_chunks().0[tensor_core::DEPTH * eight..]);
-                for ((register, reg), values) in d.into_iter().enumerate().zip(mma::fragment(&sums)) {
+                let rows = &a[mma::ROWS * depth * index..][..mma::ROWS * depth];
+                mma::multiply_deep(&mut sums, depth, rows, &b[mma::COLUMNS * depth * eight..]);
+                let values = match (integers, mma.accumulate) {
+                    (false, _) => mma::fragment(&sums),
+                    (true, true) => mma::add_integers(d.map(|reg| *warp.multiplied(reg)), &sums, false),
+                    (true, false) => mma::add_integers([[0; 32]; 4], &sums, false),
+                };
+                for ((register, reg), values) in d.into_iter().enumerate().zip(values) {
                     let before = if mma.accumulate { warp.tainted(reg) } else { 0 };
                     warp.deposit(reg, &values);
                     if before != 0 || missing_rows.is_some() || columns.is_some() {
@@ -198,7 +204,7 @@ impl Core<'_> {
                 }
             }
         }
-        self.profile.tensor_macs += 64 * u64::from(mma.n) * tensor_core::DEPTH as u64;
+        self.profile.tensor_macs += 64 * u64::from(mma.n) * depth as u64;
     }
 }
 
@@ -304,10 +310,8 @@ fn bytes_at(shared: &[u8], pieces: &[u32]) -> Vec<u8> {
 
 /// A by row, then k, from the registers of four warps.
 fn from_fragments(mma: &Mma) -> Vec<f32> {
-    let mut elements = Vec::with_capacity(mma.fragments.len() * mma::ROWS * tensor_core::DEPTH);
-    for fragments in &mma.fragments {
-        elements.extend_from_slice(&mma::rows_of_a(mma.element, fragments.each_ref()));
-    }
+    let registers = mma.fragments.iter().map(|fragments| fragments.each_ref());
+    let mut elements: Vec<f32> = registers.flat_map(|registers| mma::elements_of_a(mma.element, registers)).collect();
     if mma.negate[0] {
         elements.iter_mut().for_each(|x| *x = -*x);
     }

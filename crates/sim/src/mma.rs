@@ -6,7 +6,7 @@
 use ptx::instr::MatrixElement;
 
 use crate::lanes::Words;
-use crate::tensor_core::widen;
+use crate::tensor_core::{wide_rows, widen};
 use crate::tensor_memory::{e2m1, ue4m3};
 
 /// Rows of A, columns of B.
@@ -92,7 +92,7 @@ fn halves(register: &Words) -> [[u16; 8]; 8] {
 }
 
 /// A by row, then k.
-pub(crate) fn rows_of_a(element: MatrixElement, registers: [&Words; 4]) -> [f32; ROWS * DEPTH] {
+fn rows_of_a(element: MatrixElement, registers: [&Words; 4]) -> [f32; ROWS * DEPTH] {
     let mut bits = [0; ROWS * DEPTH];
     for (register, values) in registers.into_iter().enumerate() {
         let first = 8 * (register % 2) * DEPTH + 8 * (register / 2);
@@ -119,10 +119,60 @@ fn columns_of_b(element: MatrixElement, registers: [&Words; 2]) -> [f32; COLUMNS
     wide
 }
 
-/// 16 × 8 × 16 with 16-bit elements.
-pub(crate) fn multiply_halves(sums: &mut Sums, element: MatrixElement, a: [&Words; 4], b: [&Words; 2]) {
+/// 16 × 8 × depth.
+pub(crate) fn multiply_dense(sums: &mut Sums, element: MatrixElement, a: [&Words; 4], b: [&Words; 2]) {
+    if element.bits() != 16 {
+        let depth = element.depth() as usize;
+        let (a, of_b) = (wide_rows(element, &rows_of_bytes(&a)), wide_rows(element, &rows_of_bytes(&b)));
+        let b: Vec<f32> = (0..depth * COLUMNS).map(|at| of_b[at % COLUMNS * depth + at / COLUMNS]).collect();
+        return multiply_deep(sums, depth, &a, &b);
+    }
     let (a, b) = (rows_of_a(element, a), columns_of_b(element, b));
     multiply(sums, a.as_chunks::<DEPTH>().0, b.as_chunks().0);
+}
+
+/// D += A·B for a depth that is known when it runs, with `a` by row, then k, and `b` by k, then column.
+pub(crate) fn multiply_deep(sums: &mut Sums, depth: usize, a: &[f32], b: &[f32]) {
+    let b = b.as_chunks().0;
+    match depth {
+        8 => multiply(sums, a.as_chunks::<8>().0, b),
+        32 => multiply(sums, a.as_chunks::<32>().0, b),
+        _ => multiply(sums, a.as_chunks::<DEPTH>().0, b),
+    }
+}
+
+/// The 32 bytes along k of each row: a register has sixteen of them in eight rows, four lanes to a row.
+fn rows_of_bytes(registers: &[&Words]) -> Vec<[u8; 32]> {
+    let blocks = registers.len() / 2;
+    let mut rows = vec![[0; 32]; 8 * blocks];
+    for (register, words) in registers.iter().enumerate() {
+        for (lane, word) in words.iter().enumerate() {
+            let (row, first) = (lane / 4 + 8 * (register % blocks), 16 * (register / blocks) + 4 * (lane % 4));
+            rows[row][first..first + 4].copy_from_slice(&word.to_le_bytes());
+        }
+    }
+    rows
+}
+
+/// A by row, then k, from the registers of one warp.
+pub(crate) fn elements_of_a(element: MatrixElement, registers: [&Words; 4]) -> Vec<f32> {
+    match element.bits() {
+        16 => rows_of_a(element, registers).to_vec(),
+        _ => wide_rows(element, &rows_of_bytes(&registers)),
+    }
+}
+
+/// Accumulators of integers with products added, which are exact as floats: 32 of two numbers of eight bits are less than 2^24.
+pub(crate) fn add_integers(before: [Words; 4], products: &Sums, saturate: bool) -> [Words; 4] {
+    let mut sums = before;
+    for (sums, products) in sums.iter_mut().zip(fragment(products)) {
+        for (sum, product) in sums.iter_mut().zip(products) {
+            let (old, product) = (sum.cast_signed(), f32::from_bits(product) as i32);
+            let new = if saturate { old.saturating_add(product) } else { old.wrapping_add(product) };
+            *sum = new.cast_unsigned();
+        }
+    }
+    sums
 }
 
 /// The codes of a fragment times their scales, each put where `place` says by row and k: a register covers eight rows and 32 of k, eight
@@ -183,7 +233,7 @@ mod tests {
         let a: [Words; 4] = spread(|row, k| f32::from(u8::from((row, k) == (9, 11))));
         let b: [Words; 2] = spread(|column, k| (column * 16 + k) as f32);
         let mut found = [[0.5; COLUMNS]; ROWS];
-        multiply_halves(&mut found, MatrixElement::F16, a.each_ref(), b.each_ref());
+        multiply_dense(&mut found, MatrixElement::F16, a.each_ref(), b.each_ref());
         for (at, sum) in found.as_flattened().iter().copied().enumerate() {
             let (row, column) = (at / COLUMNS, at % COLUMNS);
             let expected = if row == 9 { (column * 16 + 11) as f32 + 0.5 } else { 0.5 };
@@ -200,7 +250,7 @@ mod tests {
         let mut b = [[0; 32]; 2];
         b[1][4 * 5 + 1] = 0x4000 << 16; // (k 11, column 5) = 2
         let mut found = [[0.0; COLUMNS]; ROWS];
-        multiply_halves(&mut found, MatrixElement::F16, a.each_ref(), b.each_ref());
+        multiply_dense(&mut found, MatrixElement::F16, a.each_ref(), b.each_ref());
         assert_eq!(found.as_flattened().iter().position(|x| *x != 0.0), Some(3 * COLUMNS + 5));
         assert_eq!(found[3][5], 2.0);
         assert_eq!((place(7, 3), place(30, 0)), ((9, 7), (7, 4)));

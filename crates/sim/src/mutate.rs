@@ -336,12 +336,12 @@ impl Nursery<'_> {
     fn warp_multiplications(&mut self, at: usize) {
         self.remove(at, "multiplication dropped", 1);
         self.add(at, "rows of A swapped", |kernel| {
-            if let Op::Mma(Mma::Half { a, .. } | Mma::BlockScaled { a, .. }) = &mut kernel.body[at].op {
+            if let Op::Mma(Mma::Dense { a, .. } | Mma::BlockScaled { a, .. }) = &mut kernel.body[at].op {
                 a.swap(0, 1);
             }
         });
         self.add(at, "halves of B swapped", |kernel| {
-            if let Op::Mma(Mma::Half { b, .. } | Mma::BlockScaled { b, .. }) = &mut kernel.body[at].op {
+            if let Op::Mma(Mma::Dense { b, .. } | Mma::BlockScaled { b, .. }) = &mut kernel.body[at].op {
                 b.swap(0, 1);
             }
         });

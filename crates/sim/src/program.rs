@@ -476,7 +476,7 @@ mod tests {
         assert!(Program::new(&kernel).is_ok());
         kernel.registers[Bank::B64.index()] = kernel.registers[Bank::B32.index()];
         for instr in &mut kernel.body {
-            if let Op::Mma(Mma::Half { a, .. }) = &mut instr.op {
+            if let Op::Mma(Mma::Dense { a, .. }) = &mut instr.op {
                 a[0].bank = Bank::B64;
             }
         }

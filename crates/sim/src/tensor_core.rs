@@ -10,6 +10,7 @@ use ptx::descriptor::{Swizzle, WgmmaDescriptor};
 use ptx::instr::MatrixElement;
 
 use crate::error::FaultKind;
+use crate::tensor_memory::ue4m3;
 
 /// Depth of one instruction.
 pub(crate) const DEPTH: usize = 16;
@@ -107,8 +108,32 @@ pub(crate) fn joined(pieces: &[u32]) -> Vec<(u32, u32)> {
 /// Widens 16-bit elements.
 pub(crate) fn widen(element: MatrixElement, bits: &[u16], wide: &mut [f32]) {
     match element {
-        MatrixElement::F16 => bits.reinterpret_cast::<f16>().convert_to_f32_slice(wide),
         MatrixElement::Bf16 => bits.reinterpret_cast::<bf16>().convert_to_f32_slice(wide),
+        _ => bits.reinterpret_cast::<f16>().convert_to_f32_slice(wide),
+    }
+}
+
+/// The elements of rows, one row after the other.
+pub(crate) fn wide_rows(element: MatrixElement, rows: &[[u8; 32]]) -> Vec<f32> {
+    let bytes = element.bits() as usize / 8;
+    rows.iter().flat_map(|row| row.chunks_exact(bytes).map(|bits| decode(element, bits))).collect()
+}
+
+/// One element from its bytes.
+fn decode(element: MatrixElement, bytes: &[u8]) -> f32 {
+    let word = bytes.iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
+    match element {
+        MatrixElement::F16 => f16::from_bits(word as u16).to_f32(),
+        MatrixElement::Bf16 => bf16::from_bits(word as u16).to_f32(),
+        // The last 13 bits are not looked at.
+        MatrixElement::Tf32 => f32::from_bits(word & !0x1fff),
+        MatrixElement::E5m2 => f16::from_bits((word << 8) as u16).to_f32(),
+        MatrixElement::E4m3 => {
+            let size = ue4m3(word as u8 & 0x7f);
+            if word & 0x80 == 0 { size } else { -size }
+        }
+        MatrixElement::S8 => f32::from((word as u8).cast_signed()),
+        MatrixElement::U8 => f32::from(word as u8),
     }
 }
 
@@ -131,6 +156,9 @@ pub(crate) fn elements(
     (rows, transposed, order): (usize, bool, Order),
     negate: bool,
 ) -> Vec<f32> {
+    if element.bits() != 16 {
+        return other_elements(element, shared, (pieces, base), (rows, order), negate);
+    }
     // One after the other, pieces are the rows of a matrix, or of the transposed one.
     let mut bits = vec![0u16; rows * DEPTH];
     let place = |at: usize| match (transposed, order) {
@@ -159,6 +187,29 @@ pub(crate) fn elements(
         wide.iter_mut().for_each(|x| *x = -*x);
     }
     wide
+}
+
+/// The same for elements of other sizes, whose matrices are K-major.
+fn other_elements(
+    element: MatrixElement,
+    shared: &[u8],
+    (pieces, base): (&[u32], u32),
+    (rows, order): (usize, Order),
+    negate: bool,
+) -> Vec<f32> {
+    let mut bytes = vec![[0u8; 32]; rows];
+    for (at, address) in pieces.iter().enumerate() {
+        let start = (address - base) as usize;
+        bytes[at / 2][16 * (at % 2)..][..16].copy_from_slice(&shared[start..start + 16]);
+    }
+    let (by_row, depth) = (wide_rows(element, &bytes), element.depth() as usize);
+    let place = |at: usize| match order {
+        Order::Rows => at,
+        Order::Depths => at % rows * depth + at / rows,
+        Order::Eights => (at / (8 * depth) * 8 + at % 8) * depth + at / 8 % depth,
+    };
+    let sign = if negate { -1.0 } else { 1.0 };
+    (0..by_row.len()).map(|at| sign * by_row[place(at)]).collect()
 }
 
 /// Turns eight rows of `DEPTH` elements into `DEPTH` rows of eight.

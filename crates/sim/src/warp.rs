@@ -458,7 +458,8 @@ impl Warp {
         self.define(reg, mask);
     }
 
-    fn define(&mut self, reg: RegId, mask: u32) {
+    /// Takes a register for written in these lanes.
+    pub(crate) fn define(&mut self, reg: RegId, mask: u32) {
         let (marks, index) = (&mut self.marks[reg.bank.index()], reg.index as usize);
         marks.defined[index] |= mask;
         marks.tainted[index] &= !mask;

@@ -150,7 +150,7 @@ fn check(way: Way) {
     let b = |column: u32, k: u32| ((column * 7 + k * 5) % 11) as f32 * 0.25 - 1.0;
     let bits = |value: f32| match way.element {
         MatrixElement::F16 => f16::from_f32(value).to_le_bytes(),
-        MatrixElement::Bf16 => bf16::from_f32(value).to_le_bytes(),
+        _ => bf16::from_f32(value).to_le_bytes(),
     };
     let a_bytes: Vec<u8> = (0..64 * DEPTH).flat_map(|i| bits(a(i / DEPTH, i % DEPTH))).collect();
     let b_bytes: Vec<u8> = match way.n_major {

@@ -183,9 +183,36 @@ pub fn npy(bytes: &[u8]) -> Result<Array, String> {
     Ok(Array { dtype, shape, bytes: data.to_vec() })
 }
 
+/// The same as a numpy file, of one dimension; bf16, which numpy has not, as u16.
+pub fn npy_of(dtype: Dtype, bytes: &[u8]) -> Vec<u8> {
+    let descr = DTYPES.iter().find(|(known, _, numpy, _)| *known == dtype && !numpy.is_empty());
+    let descr = descr.map_or("<u2", |(_, _, numpy, _)| *numpy);
+    let count = bytes.len() / dtype.bytes();
+    let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({count},), }}");
+    // Data begins at a multiple of 64.
+    header += &" ".repeat((64 - (10 + header.len() + 1) % 64) % 64);
+    header.push('\n');
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend((header.len() as u16).to_le_bytes());
+    file.extend(header.as_bytes());
+    file.extend(bytes);
+    file
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let bytes: Vec<u8> = (0..24).collect();
+        for (dtype, shape) in [(Dtype::F32, 6), (Dtype::U8, 24), (Dtype::F64, 3)] {
+            let file = npy_of(dtype, &bytes);
+            assert_eq!(npy(&file), Ok(Array { dtype, shape: vec![shape], bytes: bytes.clone() }));
+            assert_eq!((file.len() - bytes.len()) % 64, 0);
+        }
+        assert_eq!(npy(&npy_of(Dtype::Bf16, &bytes)).map(|array| array.dtype), Ok(Dtype::U16));
+    }
 
     fn file(header: &str, data: &[u8]) -> Vec<u8> {
         let mut bytes = b"\x93NUMPY\x01\x00".to_vec();

@@ -9,7 +9,7 @@ use ptx::tensor_map::TensorMap;
 use serde::Deserialize;
 use sim::{Arg, Buffer, Gpu, Invocation};
 
-use super::arrays::{Array, Dtype, Fill, npy};
+use super::arrays::{Array, Dtype, Fill, npy, npy_of};
 use crate::{Error, Result};
 
 /// Bytes that all buffers of a launch may have together.
@@ -205,6 +205,21 @@ impl Launch {
         let map = TensorMap { element, address: buffers[at].address, dims, strides, tile, swizzle };
         map.check().map_err(|error| error.to_string())?;
         Ok(map)
+    }
+
+    /// Writes every buffer that is written from end to end into a folder, as numpy files of one dimension.
+    pub fn save(&self, gpu: &Gpu, buffers: &[Buffer], folder: &Path) -> Result<()> {
+        let cannot = |error: std::io::Error| Error::CannotCheck {
+            what: format!("cannot write to {folder:?}: {error}; name a folder that can be written to"),
+        };
+        std::fs::create_dir_all(folder).map_err(cannot)?;
+        for (contents, buffer) in self.buffers.iter().zip(buffers) {
+            if let Ok(bytes) = gpu.download(*buffer) {
+                let path = folder.join(format!("{}.npy", contents.name));
+                std::fs::write(path, npy_of(contents.dtype, bytes)).map_err(cannot)?;
+            }
+        }
+        Ok(())
     }
 
     /// The buffers that do not hold what they should, each with what is wrong.

@@ -49,6 +49,9 @@ pub struct Args {
     /// Findings that are known: rules, words that a finding contains, and the reason why it is let pass
     #[arg(long, value_name = "FILE")]
     suppress: Option<PathBuf>,
+    /// Write what the first schedule leaves in the buffers to this folder, as numpy files
+    #[arg(long, value_name = "FOLDER")]
+    save: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -155,6 +158,11 @@ fn explore(kernel: &Kernel, launch: &Launch, suppressions: &Suppressions, args: 
         {
             return Err(Error::CannotCheck { what: format!("kernel {}: {}", kernel.name, fault.kind) });
         }
+    }
+    if let (Some(folder), Some(first)) = (&args.save, schedules.first()) {
+        let mut gpu = device.clone();
+        gpu.survey(kernel, &invocation, *first);
+        launch.save(&gpu, &buffers, folder)?;
     }
     let (mut findings, mut suppressed) = (Vec::new(), Vec::new());
     for graded in &survey.findings {

@@ -78,7 +78,8 @@ pub struct MultiplyHalves {
 impl Builder {
     /// D += A·B by the warp: 16 × 8 × 16 of 16-bit numbers, two in a register.
     pub fn mma(&mut self, element: MatrixElement, d: [Reg<F32>; 4], a: [Reg<U32>; 4], b: [Reg<U32>; 2]) {
-        self.emit(Mma::Half { element, d: d.map(Reg::id), a: a.map(Reg::id), b: b.map(Reg::id) });
+        let saturate = false;
+        self.emit(Mma::Dense { element, saturate, d: d.map(Reg::id), a: a.map(Reg::id), b: b.map(Reg::id) });
     }
 
     /// Orders register accesses before it against the multiplications after it.

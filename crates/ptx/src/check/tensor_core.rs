@@ -13,13 +13,17 @@ const COLUMN_COUNTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
 impl Check<'_> {
     pub(super) fn mma(&mut self, op: &Mma) {
-        let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
+        let (Mma::Dense { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
         self.banks("an accumulator", d, Bank::B32);
         self.banks("a register of A", a, Bank::B32);
         self.banks("a register of B", b, Bank::B32);
         self.distinct("the accumulators of a multiplication", d.to_vec());
         let whole = u64::from(self.kernel.launch.threads);
         self.value("threads of a block with mma.sync", whole, "whole warps of 32", |n| n % 32 == 0);
+        if let Mma::Dense { element, saturate: true, .. } = op {
+            let bits = u64::from(element.is_integer());
+            self.value("integers of an mma.sync that saturates", bits, "1: only their sums do", |n| n == 1);
+        }
         if let Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } = op {
             self.feature("block-scaled mma.sync", Feature::BlockScaledMma);
             self.banks("a register of scales", &[*scale_a, *scale_b], Bank::B32);
@@ -33,7 +37,12 @@ impl Check<'_> {
         let threads = u64::from(self.kernel.launch.threads);
         self.value("threads of a block with wgmma", threads, "at least 128, one warpgroup", |n| n >= 128);
         match op {
-            Wgmma::Mma { n, d, a, b, accumulate, .. } => {
+            Wgmma::Mma { n, element, d, a, b, accumulate, transpose_b, negate_a, negate_b } => {
+                let turned = *transpose_b || matches!(a, MatrixA::Shared { transpose: true, .. });
+                let bits = u64::from(element.bits());
+                self.value("bits of an element of a matrix that is not K-major", bits, "16", |n| n == 16 || !turned);
+                let negated = u64::from(element.is_integer() && (*negate_a || *negate_b));
+                self.value("negated matrices of integers", negated, "none", |n| n == 0);
                 self.value("wgmma's n", (*n).into(), "a multiple of 8 from 8 to 256", |n| {
                     n % 8 == 0 && (8..=256).contains(&n)
                 });

@@ -9,15 +9,17 @@ use crate::types::RegId;
 /// Multiplication by a warp; all of its lanes execute it together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mma {
-    /// D += A·B, 16 × 8 × 16, f32 accumulators.
-    Half {
+    /// D += A·B, 16 × 8 × [`MatrixElement::depth`]; accumulators of f32, or of 32-bit integers.
+    Dense {
         /// Type of A and B.
         element: MatrixElement,
+        /// Whether sums of integers stop at the ends of their range instead of wrapping around.
+        saturate: bool,
         /// Accumulators.
         d: [RegId; 4],
-        /// (row g; k 2c, 2c + 1), (row g + 8; the same), (row g; k 2c + 8, 2c + 9), (row g + 8; the same).
+        /// Of 32 bytes along k, the c-th four of the first sixteen in row g and in row g + 8, then the same of the last sixteen.
         a: [RegId; 4],
-        /// (k 2c, 2c + 1; column g), (k 2c + 8, 2c + 9; column g).
+        /// The c-th four bytes of the first sixteen along k in column g, and of the last sixteen.
         b: [RegId; 2],
     },
     /// D += A·B, 16 × 8 × 64, with e2m1 elements and one ue4m3 scale per 16 of k

@@ -301,7 +301,7 @@ fn copy(op: &AsyncCopy, visit: &mut Visit<'_>) {
 }
 
 fn mma(op: &Mma, visit: &mut Visit<'_>) {
-    let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
+    let (Mma::Dense { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
     each(a, Access::Read, visit);
     each(b, Access::Read, visit);
     if let Mma::BlockScaled { scale_a, scale_b, .. } = op {

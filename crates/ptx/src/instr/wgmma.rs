@@ -9,6 +9,48 @@ pub enum MatrixElement {
     F16,
     /// bfloat16.
     Bf16,
+    /// f32 of which the tensor cores take 19 bits.
+    Tf32,
+    /// Eight bits with four of exponent.
+    E4m3,
+    /// Eight bits with five of exponent.
+    E5m2,
+    /// Signed integers of eight bits.
+    S8,
+    /// Unsigned ones.
+    U8,
+}
+
+impl MatrixElement {
+    /// All of them.
+    pub const ALL: [MatrixElement; 7] = [
+        MatrixElement::F16,
+        MatrixElement::Bf16,
+        MatrixElement::Tf32,
+        MatrixElement::E4m3,
+        MatrixElement::E5m2,
+        MatrixElement::S8,
+        MatrixElement::U8,
+    ];
+
+    /// Bits of an element.
+    pub fn bits(self) -> u32 {
+        match self {
+            MatrixElement::Tf32 => 32,
+            MatrixElement::F16 | MatrixElement::Bf16 => 16,
+            MatrixElement::E4m3 | MatrixElement::E5m2 | MatrixElement::S8 | MatrixElement::U8 => 8,
+        }
+    }
+
+    /// Elements along k of one multiplication: 32 bytes of them.
+    pub fn depth(self) -> u32 {
+        256 / self.bits()
+    }
+
+    /// Whether products are added up as integers.
+    pub fn is_integer(self) -> bool {
+        matches!(self, MatrixElement::S8 | MatrixElement::U8)
+    }
 }
 
 /// Where the 64×16 matrix A comes from.
@@ -43,7 +85,7 @@ pub enum Wgmma {
     /// Orders register accesses before it against the multiplications after it. Needed before the first one and whenever
     /// the program has written an accumulator or an A register since.
     Fence,
-    /// Starts D = A·B (+ D), 64 × n × 16, f32 accumulators.
+    /// Starts D = A·B (+ D), 64 × n × [`MatrixElement::depth`], f32 accumulators.
     Mma {
         /// Columns: a multiple of 8, at most 256.
         n: u32,

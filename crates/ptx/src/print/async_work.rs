@@ -171,21 +171,29 @@ pub(super) fn wgmma(op: &Wgmma) -> String {
         Wgmma::Mma { n, element, d, a, b, accumulate, negate_a, negate_b, transpose_b } => {
             let ty = element_name(*element);
             let sign = |negate: &bool| if *negate { -1 } else { 1 };
+            // Only of 16-bit elements may matrices lie the other way.
+            let turns = element.bits() == 16;
+            let flag = |transpose: &bool| if turns { format!(", {}", u32::from(*transpose)) } else { String::new() };
             let (a, transpose_a) = match a {
                 MatrixA::Registers(regs) => (list(regs), String::new()),
-                MatrixA::Shared { desc, transpose } => (desc.to_string(), format!(", {}", u32::from(*transpose))),
+                MatrixA::Shared { desc, transpose } => (desc.to_string(), flag(transpose)),
             };
             let scale_d = match accumulate {
                 Accumulate::Add => "1".into(),
                 Accumulate::Replace => "0".into(),
                 Accumulate::If(pred) => pred.to_string(),
             };
+            if element.is_integer() {
+                let (k, d) = (element.depth(), list(d));
+                return format!("wgmma.mma_async.sync.aligned.m64n{n}k{k}.s32.{ty}.{ty} {d}, {a}, {b}, {scale_d}");
+            }
             format!(
-                "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {}, {a}, {b}, {scale_d}, {}, {}{transpose_a}, {}",
+                "wgmma.mma_async.sync.aligned.m64n{n}k{}.f32.{ty}.{ty} {}, {a}, {b}, {scale_d}, {}, {}{transpose_a}{}",
+                element.depth(),
                 list(d),
                 sign(negate_a),
                 sign(negate_b),
-                u32::from(*transpose_b)
+                flag(transpose_b)
             )
         }
     }

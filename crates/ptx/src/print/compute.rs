@@ -370,10 +370,12 @@ pub(super) fn warp(op: &Warp, target: Target) -> String {
 
 pub(super) fn mma(op: &Mma) -> String {
     match op {
-        Mma::Half { element, d, a, b } => {
+        Mma::Dense { element, saturate, d, a, b } => {
+            let saturate = if *saturate { ".satfinite" } else { "" };
             let ty = element_name(*element);
             let (d, a, b) = (list(d), list(a), list(b));
-            format!("mma.sync.aligned.m16n8k16.row.col.f32.{ty}.{ty}.f32 {d}, {a}, {b}, {d}")
+            let (k, sums) = (element.depth(), if element.is_integer() { "s32" } else { "f32" });
+            format!("mma.sync.aligned.m16n8k{k}.row.col{saturate}.{sums}.{ty}.{ty}.{sums} {d}, {a}, {b}, {d}")
         }
         Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b } => {
             let (d, a, b) = (list(d), list(a), list(b));
@@ -390,6 +392,11 @@ pub(crate) fn element_name(element: MatrixElement) -> &'static str {
     match element {
         MatrixElement::F16 => "f16",
         MatrixElement::Bf16 => "bf16",
+        MatrixElement::Tf32 => "tf32",
+        MatrixElement::E4m3 => "e4m3",
+        MatrixElement::E5m2 => "e5m2",
+        MatrixElement::S8 => "s8",
+        MatrixElement::U8 => "u8",
     }
 }
 

@@ -489,6 +489,11 @@ fn wgmma() -> Vec<Op> {
     for n in (8..=256).step_by(8) {
         ops.push(multiply(n, MatrixElement::F16, fragment, Accumulate::Add, [false; 2], false).into());
     }
+    for element in MatrixElement::ALL.into_iter().filter(|element| element.bits() != 16) {
+        for a in [fragment, shared(false)] {
+            ops.push(multiply(16, element, a, Accumulate::Add, [false; 2], false).into());
+        }
+    }
     for element in [MatrixElement::F16, MatrixElement::Bf16] {
         for a in [fragment, shared(false), shared(true)] {
             for accumulate in [Accumulate::Add, Accumulate::Replace, Accumulate::If(p(0))] {
@@ -569,8 +574,11 @@ fn mma() -> Vec<Op> {
     let fragment = |first: u32| std::array::from_fn(|i| r(first + i as u32));
     let (acc, a, b) = (fragment(0), fragment(4), [r(8), r(9)]);
     let mut ops: Vec<Op> = Vec::new();
-    for element in [MatrixElement::F16, MatrixElement::Bf16] {
-        ops.push(Mma::Half { element, d: acc, a, b }.into());
+    for element in MatrixElement::ALL {
+        ops.push(Mma::Dense { element, saturate: false, d: acc, a, b }.into());
+        if element.is_integer() {
+            ops.push(Mma::Dense { element, saturate: true, d: acc, a, b }.into());
+        }
     }
     for (lanes_a, lane_b) in (0..2).flat_map(|a| (0..4).map(move |b| (a, b))) {
         let (scale_a, scale_b) = (r(10), r(11));

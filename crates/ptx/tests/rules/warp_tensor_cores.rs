@@ -4,7 +4,7 @@ use crate::*;
 
 fn half(acc: [u32; 4]) -> Mma {
     let (a, b) = ([20, 21, 22, 23].map(r), [24, 25].map(r));
-    Mma::Half { element: MatrixElement::F16, d: acc.map(r), a, b }
+    Mma::Dense { element: MatrixElement::F16, saturate: false, d: acc.map(r), a, b }
 }
 
 fn scaled(lanes_a: u32, lane_b: u32) -> Mma {
@@ -25,7 +25,7 @@ fn an_accumulator_named_twice_is_refused() {
 #[test]
 fn a_fragment_in_a_wide_register_is_refused() {
     let (acc, a, b) = ([0, 1, 2, 3].map(r), [r(20), r(21), r(22), d(0)], [24, 25].map(r));
-    let op = Mma::Half { element: MatrixElement::Bf16, d: acc, a, b };
+    let op = Mma::Dense { element: MatrixElement::Bf16, saturate: false, d: acc, a, b };
     assert!(matches!(broken(op), Rule::Bank { what: "a register of A", .. }));
 }
 

@@ -11,11 +11,16 @@ use crate::warp::Warp;
 
 /// What a multiplication leaves in its accumulators.
 pub(crate) fn sums(warp: &Warp, op: &Mma) -> [Words; 4] {
-    let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
+    let (Mma::Dense { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
     let (fragment_a, fragment_b) = (a.map(|reg| warp.multiplied(reg)), b.map(|reg| warp.multiplied(reg)));
     let mut sums = mma::sums(d.map(|reg| warp.multiplied(reg)));
     match op {
-        Mma::Half { element, .. } => mma::multiply_halves(&mut sums, *element, fragment_a, fragment_b),
+        Mma::Dense { element, saturate, .. } if element.is_integer() => {
+            let (before, mut products) = (d.map(|reg| *warp.multiplied(reg)), [[0.0; COLUMNS]; ROWS]);
+            mma::multiply_dense(&mut products, *element, fragment_a, fragment_b);
+            return mma::add_integers(before, &products, *saturate);
+        }
+        Mma::Dense { element, .. } => mma::multiply_dense(&mut sums, *element, fragment_a, fragment_b),
         Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } => {
             let [of_a, of_b] = [*scale_a, *scale_b].map(|reg| warp.multiplied(reg));
             mma::multiply_scaled(&mut sums, fragment_a, fragment_b, [(of_a, *lanes_a), (of_b, *lane_b)]);
@@ -30,7 +35,7 @@ impl Exec<'_, '_> {
             return Ok(wait);
         }
         let (d, depth) = match op {
-            Mma::Half { d, .. } => (d, mma::DEPTH),
+            Mma::Dense { d, element, .. } => (d, element.depth() as usize),
             Mma::BlockScaled { d, .. } => (d, mma::SCALED_DEPTH),
         };
         let missing = self.missing(op);
@@ -55,7 +60,7 @@ impl Exec<'_, '_> {
     /// The rows of A and the columns of B of which a part was never written, one bit each, and the load that read such a part; nothing
     /// where every operand was written.
     fn missing(&self, op: &Mma) -> Option<(u32, u32, u32)> {
-        let (Mma::Half { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
+        let (Mma::Dense { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
         let (mut rows, mut columns, mut origin) = (0u32, 0u32, None);
         let mut note = |reg: RegId, places: &mut u32, place: &dyn Fn(usize) -> usize| {
             for lane in crate::lanes::lanes(self.warp.tainted(reg)) {

@@ -105,6 +105,10 @@ impl Exec<'_, '_> {
             Accumulate::Replace => false,
             Accumulate::If(pred) => self.uniform("the accumulate predicate", Operand::Reg(*pred))? == 1,
         };
+        if !accumulate {
+            // What replaces accumulators defines them, for multiplications, too, that are issued before it is done.
+            d.iter().for_each(|reg| self.warp.define(*reg, FULL));
+        }
         let operands = (a_desc, b_desc, accumulate);
         let record = self.detached(Proxy::Async, FULL, 0, 0);
         self.enqueue(op, operands, record, fragments)?;

@@ -363,17 +363,28 @@ impl<'t> Lower<'_, 't> {
             let [pending] = self.exactly(operands)?;
             Wgmma::Wait { pending: self.small(pending)? }.into()
         } else {
-            all(words, &["mma_async", "f32"])?;
-            let shape = words.find(|word| word.strip_prefix("m64n")?.strip_suffix("k16")?.parse().ok());
+            all(words, &["mma_async"])?;
+            let shape = words.find(|word| {
+                let (n, k) = word.strip_prefix("m64n")?.split_once('k')?;
+                Some((n.parse().ok()?, k.parse().ok()?))
+            });
             self.multiplication(shape.ok_or(Refusal::Unknown)?, words, operands)?.into()
         };
         self.emit(op);
         Ok(())
     }
 
-    fn multiplication(&mut self, n: u32, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Wgmma, Refusal> {
+    fn multiplication(
+        &mut self,
+        (n, k): (u32, u32),
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<Wgmma, Refusal> {
         let element = element(words)?;
-        let [d, a, b, scale_d, sign_a, sign_b, transposes @ ..] = operands else { return Err(Refusal::Unknown) };
+        if k != element.depth() || !words.take(if element.is_integer() { "s32" } else { "f32" }) {
+            return Err(Refusal::Unknown);
+        }
+        let [d, a, b, scale_d, options @ ..] = operands else { return Err(Refusal::Unknown) };
         let d = self.registers(d, Bank::B32)?;
         let flag = |operand: &Operand<'t>| match self.constant(operand) {
             Ok(flag @ (0 | 1)) => Ok(flag == 1),
@@ -384,7 +395,13 @@ impl<'t> Lower<'_, 't> {
             Ok(-1) => Ok(true),
             _ => Err(Refusal::Unknown),
         };
-        let (negate_a, negate_b) = (negative(sign_a)?, negative(sign_b)?);
+        let ((negate_a, negate_b), transposes) = match options {
+            [] if element.is_integer() => ((false, false), options),
+            [sign_a, sign_b, transposes @ ..] if !element.is_integer() => {
+                ((negative(sign_a)?, negative(sign_b)?), transposes)
+            }
+            _ => return Err(Refusal::Unknown),
+        };
         let transposes = transposes.iter().map(flag).collect::<Result<Vec<bool>, _>>()?;
         let (a, transpose_b) = match (a, &transposes[..]) {
             (Operand::Vector(..), [transpose_b]) => {
@@ -392,6 +409,12 @@ impl<'t> Lower<'_, 't> {
             }
             (_, [transpose, transpose_b]) => {
                 (MatrixA::Shared { desc: self.register(a, Bank::B64)?, transpose: *transpose }, *transpose_b)
+            }
+            (Operand::Vector(..), []) if element.bits() != 16 => {
+                (MatrixA::Registers(self.registers_of(a, Bank::B32)?), false)
+            }
+            (_, []) if element.bits() != 16 => {
+                (MatrixA::Shared { desc: self.register(a, Bank::B64)?, transpose: false }, false)
             }
             _ => return Err(Refusal::Unknown),
         };

@@ -727,14 +727,20 @@ impl<'t> Lower<'_, 't> {
             return Err(Refusal::Unknown);
         }
         let f32_sums = words.take("f32") && words.take("f32");
-        if words.take("m16n8k16") && f32_sums {
+        let depth: Option<u32> = words.find(|word| word.strip_prefix("m16n8k")?.parse().ok());
+        if operands.len() == 4 {
             let element = element(words)?;
+            let sums = if element.is_integer() { words.take("s32") && words.take("s32") } else { f32_sums };
+            let saturate = element.is_integer() && words.take("satfinite");
+            if !sums || depth != Some(element.depth()) {
+                return Err(Refusal::Unknown);
+            }
             let [d, a, b, c] = self.exactly(operands)?;
             let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
             let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
-            return self.accumulated(d, c, |d| Mma::Half { element, d, a, b });
+            return self.accumulated(d, c, |d| Mma::Dense { element, saturate, d, a, b });
         }
-        let scaled = words.take("m16n8k64") && words.take("kind::mxf4nvf4") && words.take("block_scale");
+        let scaled = depth == Some(64) && words.take("kind::mxf4nvf4") && words.take("block_scale");
         let formats = words.take("scale_vec::4X") && words.take("e2m1") && words.take("e2m1") && words.take("ue4m3");
         let [d, a, b, c, scale_a, select_a, scale_b, select_b] = operands else { return Err(Refusal::Unknown) };
         let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
@@ -852,8 +858,7 @@ impl<'t> Lower<'_, 't> {
 
 /// The type of A and B, which must be the same.
 pub(super) fn element(words: &mut Words<'_>) -> Result<MatrixElement, Refusal> {
-    let all = [MatrixElement::F16, MatrixElement::Bf16];
-    let found = all.into_iter().find(|element| words.take(print::element_name(*element)));
+    let found = MatrixElement::ALL.into_iter().find(|element| words.take(print::element_name(*element)));
     let element = found.ok_or(Refusal::Unknown)?;
     words.take(print::element_name(element)).then_some(element).ok_or(Refusal::Unknown)
 }
