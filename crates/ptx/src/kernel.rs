@@ -76,6 +76,32 @@ pub struct Region {
     pub align: u32,
 }
 
+/// Where a variable is that is no register and not in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VariableSpace {
+    /// Device memory: one for all threads.
+    Global,
+    /// The same, which no thread writes.
+    Constant,
+    /// One for each thread.
+    Local,
+}
+
+/// A variable with an address of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub space: VariableSpace,
+    /// Size in bytes.
+    pub bytes: u32,
+    /// What its address is a multiple of.
+    pub align: u32,
+    /// Its first bytes. Those behind them are zero, or of a local one anything.
+    pub initial: Vec<u8>,
+}
+
 /// A named stretch of a kernel, within another one unless it is the outermost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
@@ -111,6 +137,8 @@ pub struct Kernel {
     pub params: Vec<Param>,
     /// Its shared memory, by rising offset.
     pub shared: Vec<Region>,
+    /// Its variables elsewhere.
+    pub variables: Vec<Variable>,
     /// How many registers each bank has, indexed by [`Bank::index`].
     pub registers: [u32; 4],
     /// Its phases; the first is the whole kernel.

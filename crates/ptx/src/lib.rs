@@ -136,7 +136,7 @@ pub use build::{
 };
 pub use error::Error;
 pub use instr::{Comparison, CtaGroup, Instr, Label, Op, RegisterChange, SpecialRegister};
-pub use kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region};
+pub use kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region, Variable, VariableSpace};
 pub use print::module;
 pub use rule::{Place, Rule, Violation};
 pub use target::{Feature, Target};

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
+use ptx::VariableSpace;
+
 use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::{Clock, Knowledge};
 use crate::columns::{Columns, Tenancy};
@@ -25,6 +27,30 @@ use crate::warp::{Rest, Warp};
 pub(crate) struct Grid<'k> {
     pub(crate) program: Rc<Program<'k>>,
     pub(crate) launch: &'k Invocation,
+    /// Where the kernel's variables begin, once they are somewhere.
+    pub(crate) variables: Rc<[u64]>,
+}
+
+impl Grid<'_> {
+    /// Bytes of a variable for the whole grid.
+    pub(crate) fn variable_bytes(&self, variable: &ptx::Variable) -> u64 {
+        let blocks = self.launch.grid.iter().map(|side| u64::from(*side)).fold(1, u64::saturating_mul);
+        let threads = blocks.saturating_mul(self.program.kernel.launch.threads.into());
+        match variable.space {
+            VariableSpace::Local => threads.saturating_mul(variable.bytes.next_multiple_of(variable.align).into()),
+            VariableSpace::Global | VariableSpace::Constant => variable.bytes.into(),
+        }
+    }
+
+    /// Sets the kernel's variables into memory.
+    pub(crate) fn place_variables(&mut self, memory: &mut GlobalMemory) {
+        let place = |variable: &ptx::Variable| {
+            let mut data = variable.initial.clone();
+            data.resize(self.variable_bytes(variable) as usize, 0);
+            memory.add(&variable.name, data, variable.space != VariableSpace::Local, 0).address
+        };
+        self.variables = self.program.kernel.variables.iter().map(place).collect();
+    }
 }
 
 /// What all clusters share.
@@ -33,6 +59,8 @@ pub(crate) struct Core<'k> {
     pub(crate) rules: Rules,
     pub(crate) program: Rc<Program<'k>>,
     pub(crate) launch: &'k Invocation,
+    /// Where the variables of its kernel begin.
+    pub(crate) variables: Rc<[u64]>,
     pub(crate) cluster_shape: [u32; 3],
     /// Bytes by which accesses to global memory are told apart, in all grids.
     pub(crate) global_unit: u32,

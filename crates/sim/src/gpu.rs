@@ -103,10 +103,12 @@ impl Gpu {
     ) -> Result<Vec<Profile>, Box<Fault>> {
         let mut grids = machine::grids(sequence, None, &self.limits, schedule)?;
         let Some(first) = grids.pop_front() else { return Ok(Vec::new()) };
-        let memory = std::mem::take(&mut self.memory);
+        let (kept, memory) = (self.memory.buffers.len(), std::mem::take(&mut self.memory));
         let mut machine = Machine::new((first, grids), (&self.limits, self.rules), memory, schedule);
         let run = machine.run();
         self.memory = machine.core.memory;
+        // Variables are gone with the kernel.
+        self.memory.buffers.truncate(kept);
         run?;
         sequence.iter().try_for_each(|(kernel, _)| legal(kernel, &illegal(kernel), schedule))?;
         Ok(machine.profiles)
@@ -126,11 +128,13 @@ impl Gpu {
             Err(fault) => return (vec![*fault], None),
         };
         let Some(first) = grids.pop_front() else { return (Vec::new(), None) };
-        let memory = std::mem::take(&mut self.memory);
+        let (kept, memory) = (self.memory.buffers.len(), std::mem::take(&mut self.memory));
         let mut machine = Machine::new((first, grids), (&self.limits, self.rules), memory, schedule);
         machine.core.findings = Some(Findings::default());
         let run = machine.run().and_then(|_| legal(kernel, &illegal(kernel), schedule));
         self.memory = machine.core.memory;
+        // Variables are gone with the kernel.
+        self.memory.buffers.truncate(kept);
         let mut found = machine.core.findings.unwrap_or_default().all;
         let ended = run.is_ok();
         found.extend(run.err().map(|fault| *fault));

@@ -30,6 +30,9 @@ const PATIENCE: u64 = 400_000;
 /// Instructions without any change after which a warp's turn ends.
 const POLL: u64 = 256;
 
+/// Bytes that a kernel's variables may have, those of all threads together.
+const MOST_VARIABLES: u64 = 1 << 30;
+
 /// Visible steps remembered per block.
 const MEMORY_OF_STEPS: usize = 6;
 
@@ -149,7 +152,13 @@ pub(crate) fn grids<'k>(
             Some(program) => program.clone(),
             None => Rc::new(Program::new(kernel).map_err(refused)?),
         };
-        grids.push_back(Grid { program, launch });
+        let grid = Grid { program, launch, variables: Rc::default() };
+        let asked = kernel.variables.iter().fold(0, |sum, variable| grid.variable_bytes(variable).saturating_add(sum));
+        if asked > MOST_VARIABLES {
+            let (what, limit) = ("bytes of variables", MOST_VARIABLES);
+            return Err(refused(FaultKind::OverLimit { what, asked, limit }));
+        }
+        grids.push_back(grid);
     }
     Ok(grids)
 }
@@ -157,11 +166,13 @@ pub(crate) fn grids<'k>(
 impl<'k> Machine<'k> {
     /// A machine before its first instruction.
     pub(crate) fn new(
-        (Grid { program, launch }, grids): (Grid<'k>, VecDeque<Grid<'k>>),
+        (mut first, mut grids): (Grid<'k>, VecDeque<Grid<'k>>),
         (limits, rules): (&Limits, Rules),
-        memory: GlobalMemory,
+        mut memory: GlobalMemory,
         schedule: Schedule,
     ) -> Self {
+        [&mut first].into_iter().chain(&mut grids).for_each(|grid| grid.place_variables(&mut memory));
+        let Grid { program, launch, variables } = first;
         let unit = grids.iter().map(|grid| grid.program.global_unit).fold(program.global_unit, u32::min);
         let by_threads = program.copies_by_threads || grids.iter().any(|grid| grid.program.copies_by_threads);
         let trace = GlobalTrace::new(&memory, unit, by_threads);
@@ -170,6 +181,7 @@ impl<'k> Machine<'k> {
             cluster_shape: program.kernel.launch.cluster.unwrap_or([1, 1, 1]),
             program,
             launch,
+            variables,
             global_unit: unit,
             first_cluster: 0,
             earlier: Vec::new(),
@@ -285,7 +297,8 @@ impl<'k> Core<'k> {
         self.cluster_shape = next.program.kernel.launch.cluster.unwrap_or([1, 1, 1]);
         let program = std::mem::replace(&mut self.program, next.program);
         let launch = std::mem::replace(&mut self.launch, next.launch);
-        self.earlier.push(Grid { program, launch });
+        let variables = std::mem::replace(&mut self.variables, next.variables);
+        self.earlier.push(Grid { program, launch, variables });
         let (waited, hasty) = (std::mem::take(&mut self.waited), std::mem::take(&mut self.hasty));
         self.log.succeed(self.first_cluster, waited, hasty);
         self.trace.flags.clear();

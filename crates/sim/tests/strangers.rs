@@ -279,3 +279,120 @@ fn a_multiplication_may_leave_its_sums_elsewhere() {
     let expected = (0..32u32).map(|t| u64::from((t as f32).to_bits()) | u64::from((t as f32 + 16.0).to_bits()) << 32);
     assert_eq!(found, expected.collect::<Vec<_>>());
 }
+
+#[test]
+fn multiplications_of_other_types() {
+    let of = |body: &str| results([32, 1, 1], &[0; 8], &format!("{body} st.global.b64 [%o], %d1;"));
+    let mma = |shape: &str, one: &str| {
+        format!(
+            "mov.b32 %r1, {one}; mov.f32 %f1, 0f3F800000; mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1;
+             mma.sync.aligned.{shape} {{%f1, %f2, %f3, %f4}}, {{%r1, %r1, %r1, %r1}}, {{%r1, %r1}}, {{%f1, %f2, %f3, %f4}};
+             mov.b64 %d1, {{%f1, %f4}};"
+        )
+    };
+    let floats = |sum: f32| vec![u64::from(sum.to_bits()) << 32 | u64::from(sum.to_bits()); 32];
+    // The last 13 bits of a single are not looked at.
+    assert_eq!(of(&mma("m16n8k8.row.col.f32.tf32.tf32.f32", "0x3f801fff")), floats(9.0));
+    assert_eq!(of(&mma("m16n8k32.row.col.f32.e4m3.e4m3.f32", "0x38383838")), floats(33.0));
+    assert_eq!(of(&mma("m16n8k32.row.col.f32.e5m2.e5m2.f32", "0xbcbc3c3c")), floats(33.0));
+    assert_eq!(of(&mma("m16n8k16.row.col.f32.bf16.bf16.f32", "0x40004000")), floats(65.0));
+    // Integers: 32 products of −2 and −2, on top of the largest there is.
+    let integers = |words: &str| {
+        of(&format!(
+            "mov.b32 %r1, 0xfefefefe; mov.b32 %r2, 0x7ffffff0; mov.b32 %r3, %r2; mov.b32 %r4, %r2; mov.b32 %r5, %r2;
+             mma.sync.aligned.m16n8k32.row.col{words} {{%r2, %r3, %r4, %r5}}, {{%r1, %r1, %r1, %r1}}, {{%r1, %r1}}, {{%r2, %r3, %r4, %r5}};
+             mov.b64 %d1, {{%r2, %r5}};"
+        ))[7] as u32
+    };
+    assert_eq!(integers(".s32.s8.s8.s32"), 0x7fff_fff0 + 128);
+    assert_eq!(integers(".satfinite.s32.s8.s8.s32"), 0x7fff_ffff);
+    assert_eq!(integers(".s32.u8.u8.s32"), 0x7fff_fff0u32.wrapping_add(32 * 254 * 254));
+}
+
+/// The first multiplication replaces accumulators that nobody has written, the second adds to them before it is done.
+#[test]
+fn a_multiplication_may_add_to_what_another_one_is_about_to_replace() {
+    let multiply = |kind: &str, one: &str, scales: &str| {
+        let body = format!(
+            ".shared .align 1024 .b8 tile[4096]; mov.b32 %r1, tile; shl.b32 %r2, %t, 5; add.u32 %r2, %r1, %r2; mov.b32 %r3, {one};
+             st.shared.v4.b32 [%r2], {{%r3, %r3, %r3, %r3}}; st.shared.v4.b32 [%r2+16], {{%r3, %r3, %r3, %r3}};
+             fence.proxy.async.shared::cta; bar.sync 0; shr.u32 %r4, %r1, 4; cvt.u64.u32 %d1, %r4; or.b64 %d1, %d1, 0x0000001000080000;
+             wgmma.fence.sync.aligned; setp.eq.u32 %p1, 0, 0;
+             wgmma.mma_async.sync.aligned.m64n8{kind} {{%r5, %r6, %r7, %r8}}, %d1, %d1, 0{scales};
+             wgmma.mma_async.sync.aligned.m64n8{kind} {{%r5, %r6, %r7, %r8}}, %d1, %d1, %p1{scales};
+             wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; mov.b64 %d2, {{%r5, %r8}}; st.global.b64 [%o], %d2;"
+        );
+        results([128, 1, 1], &[0; 8], &body)
+    };
+    let both = |word: u32| vec![u64::from(word) << 32 | u64::from(word); 128];
+    assert_eq!(multiply("k16.f32.f16.f16", "0x3c003c00", ", 1, 1, 0, 0"), both(32f32.to_bits()));
+    assert_eq!(multiply("k8.f32.tf32.tf32", "0x3f800000", ", 1, 1"), both(16f32.to_bits()));
+    assert_eq!(multiply("k32.f32.e4m3.e4m3", "0x38383838", ", 1, 1"), both(64f32.to_bits()));
+    assert_eq!(multiply("k32.s32.s8.s8", "0xffffffff", ""), both(64));
+}
+
+/// A module with variables, and a body that may use them.
+fn with_variables(body: &str) -> Kernel {
+    let text = format!(
+        ".version 8.8 .target sm_90a .address_size 64
+        .const .align 4 .u32 table[6] = {{10, 20, 30, 40}};
+        .global .align 8 .b8 bytes[16] = {{1, 2, 0, 0, 7}};
+        .extern .func (.param .b32 result) vprintf (.param .b64 format, .param .b64 values);
+        .visible .entry k(.param .u64 out) .reqntid 64 {{
+        .local .align 8 .b8 depot[16]; .reg .b64 %d<16>; .reg .b32 %r<16>; .reg .b32 %t; .reg .pred %p<4>;
+        mov.u32 %t, %tid.x; mov.u32 %r1, %ctaid.x; mad.lo.u32 %r2, %r1, 64, %t;
+        ld.param.u64 %d1, [out]; mad.wide.u32 %d1, %r2, 4, %d1; {body} st.global.u32 [%d1], %r9; ret; }}"
+    );
+    Module::read(&text).and_then(|module| module.kernel("k", Shape::default())).unwrap()
+}
+
+fn run_with_variables(body: &str) -> Result<Vec<u32>, String> {
+    let kernel = with_variables(body);
+    let mut gpu = Gpu::new(Limits::h200());
+    let out = gpu.alloc("out", 512);
+    let launch = Invocation { grid: [2, 1, 1], args: vec![out.into()] };
+    let run =
+        |gpu: &mut Gpu| gpu.run(&kernel, &launch, Schedule::Random(1)).map_err(|fault| fault.kind.name().to_string());
+    run(&mut gpu)?;
+    // The next launch has variables of its own.
+    run(&mut gpu)?;
+    let bytes = gpu.download(out).map_err(|first| format!("written up to {first}"))?;
+    Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}
+
+#[test]
+fn variables_of_a_module_and_of_a_thread() {
+    let found = run_with_variables(
+        "mov.u64 %d2, depot; cvta.local.u64 %d3, %d2; st.local.u32 [%d2+4], %r2; ld.u32 %r3, [%d3+4];
+         and.b32 %r4, %t, 3; mul.wide.u32 %d4, %r4, 4; mov.u64 %d5, table; add.s64 %d5, %d5, %d4; ld.const.u32 %r5, [%d5];
+         ld.global.u32 %r6, [bytes]; ld.global.u8 %r7, [bytes+4]; ld.const.u32 %r8, [table+16];
+         add.u32 %r9, %r3, %r5; add.u32 %r9, %r9, %r6; add.u32 %r9, %r9, %r7; add.u32 %r9, %r9, %r8;",
+    );
+    let expected = (0..128u32).map(|thread| thread + 10 * (thread % 4 + 1) + 0x0201 + 7);
+    assert_eq!(found, Ok(expected.collect()));
+    // Printed, it is the same.
+    let kernel = with_variables("mov.u64 %d2, depot; mov.u64 %d3, table+4; ld.const.u32 %r9, [%d3];");
+    let again = Module::read(&kernel.to_ptx()).and_then(|module| module.kernel("k", Shape::default())).unwrap();
+    assert_eq!((&again.variables, again.body.len()), (&kernel.variables, kernel.body.len()));
+}
+
+#[test]
+fn what_a_thread_has_not_written_of_its_own_is_not_there() {
+    let kept = "mov.u64 %d2, depot; st.local.u32 [%d2], %t;";
+    let read = "mov.u64 %d2, depot; ld.local.u32 %r9, [%d2];";
+    assert_eq!(run_with_variables(&format!("{kept} {read}")).map(|words| words[5]), Ok(5));
+    assert_eq!(run_with_variables(read), Err("uninitialised read".into()));
+    assert_eq!(run_with_variables("mov.u64 %d2, depot; ld.local.u32 %r9, [%d2+4096];"), Err("out of bounds".into()));
+}
+
+#[test]
+fn printing_does_nothing_and_other_calls_are_refused() {
+    let call = |function: &str| {
+        format!(
+            "{{ .param .b64 param0; .param .b64 param1; .param .b32 retval0; st.param.b64 [param0], %d1; st.param.b64 [param1], 0;
+             call.uni (retval0), {function}, (param0, param1); ld.param.b32 %r9, [retval0]; }}"
+        )
+    };
+    assert_eq!(run_with_variables(&call("vprintf")), Ok(vec![0; 128]));
+    assert_eq!(run_with_variables(&call("k")), Err("not simulated".into()));
+}

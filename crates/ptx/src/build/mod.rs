@@ -85,6 +85,7 @@ impl Builder {
             rows: [1, 1],
             params: Vec::new(),
             shared: Vec::new(),
+            variables: Vec::new(),
             registers: [0; 4],
             phases: vec![Phase { name: name.into(), parent: None }],
             body: Vec::new(),

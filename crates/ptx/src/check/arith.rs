@@ -292,6 +292,14 @@ impl Check<'_> {
                     self.refuse(Rule::ParamKind { name, found, wanted });
                 }
             }
+            Arith::VariableAddress { dst, variable, offset } => {
+                self.bank("the result", dst, Bank::B64);
+                let bytes = self.kernel.variables.get(variable as usize).map_or(0, |variable| variable.bytes);
+                if offset > bytes {
+                    let (start, end) = (offset.into(), i64::from(offset) + 1);
+                    self.refuse(Rule::OutOfRegion { what: "the address", start, end });
+                }
+            }
             Arith::SharedAddress { dst, offset } => {
                 self.bank("the result", dst, Bank::B32);
                 if offset >= self.kernel.shared_bytes() {

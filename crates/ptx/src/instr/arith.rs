@@ -631,6 +631,15 @@ pub enum Arith {
         /// Bytes from the start of the kernel's shared memory.
         offset: u32,
     },
+    /// The address of a byte of one of the kernel's [variables](crate::Kernel::variables): of a local one, of this thread's.
+    VariableAddress {
+        /// 64-bit result.
+        dst: RegId,
+        /// Which variable.
+        variable: u32,
+        /// Bytes from its start.
+        offset: u32,
+    },
     /// A generic address known to point to global memory, as a global address (`cvta.to.global`).
     ToGlobal {
         /// 64-bit result.

@@ -143,6 +143,7 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
         | Arith::ParamAddress { dst, .. }
         | Arith::ParamTable { dst, .. }
         | Arith::SharedAddress { dst, .. }
+        | Arith::VariableAddress { dst, .. }
         | Arith::Policy { dst, .. } => visit(dst, Write),
     }
 }

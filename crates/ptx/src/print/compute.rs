@@ -66,6 +66,11 @@ impl Kernel {
             }
             Arith::SharedAddress { dst, offset: 0 } => format!("mov.b32 {dst}, {SHARED}"),
             Arith::SharedAddress { dst, offset } => format!("mov.b32 {dst}, {SHARED}+{offset}"),
+            Arith::VariableAddress { dst, variable, offset } => {
+                let name = self.variables.get(variable as usize).map_or("?", |variable| &variable.name);
+                let plus = if offset == 0 { String::new() } else { format!("+{offset}") };
+                format!("mov.b64 {dst}, {name}{plus}")
+            }
             Arith::ToGlobal { dst, a } => format!("cvta.to.global.u64 {dst}, {a}"),
             Arith::MapShared { dst, a, rank } => format!("mapa.shared::cluster.u32 {dst}, {a}, {}", word(rank)),
             Arith::Policy { dst, keep } => {

@@ -11,7 +11,7 @@ pub(crate) use compute::{atomic, comparison, direction, element_name, reduce, ro
 use std::fmt::Write as _;
 
 use crate::instr::{Arith, Control, Instr, LoadOrder, Memory, Op, RegisterChange};
-use crate::kernel::{Kernel, ParamType};
+use crate::kernel::{Kernel, ParamType, Variable, VariableSpace};
 use crate::target::Target;
 use crate::types::{Address, Bank, Base, DataType, Operand, PhaseId, RegId, Scope, Space};
 
@@ -27,7 +27,25 @@ pub fn module(target: Target, kernels: &[Kernel]) -> String {
     if let Some(align) = shared.map(Kernel::shared_align).max() {
         line(&mut text, &format!(".extern .shared .align {align} .b8 {SHARED}[];\n"));
     }
+    for variable in kernels.iter().flat_map(|kernel| &kernel.variables) {
+        if variable.space != VariableSpace::Local {
+            line(&mut text, &variable_declaration(variable));
+        }
+    }
     text + &kernels.iter().map(Kernel::entry).collect::<Vec<_>>().join("\n")
+}
+
+/// A variable with its first bytes.
+fn variable_declaration(variable: &Variable) -> String {
+    let Variable { name, space, bytes, align, initial } = variable;
+    let space = match space {
+        VariableSpace::Global => "global",
+        VariableSpace::Constant => "const",
+        VariableSpace::Local => "local",
+    };
+    let values = initial.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
+    let initial = if values.is_empty() { values } else { format!(" = {{{values}}}") };
+    format!(".{space} .align {align} .b8 {name}[{bytes}]{initial};")
 }
 
 impl Kernel {
@@ -115,6 +133,9 @@ impl Kernel {
     }
 
     fn declarations(&self, text: &mut String) {
+        for variable in self.variables.iter().filter(|variable| variable.space == VariableSpace::Local) {
+            line(text, &format!("\t{}", variable_declaration(variable)));
+        }
         for region in &self.shared {
             let end = region.offset + region.bytes;
             line(text, &format!("\t// shared {:>6}..{end:<6} {}", region.offset, region.name));

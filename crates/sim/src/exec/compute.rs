@@ -1,7 +1,7 @@
 //! Registers to registers, each lane for itself.
 
 use ptx::instr::{Arith, BinaryOp, LogicOp, ParamBase, PredicateOp, Width};
-use ptx::{Bank, Operand, RegId, SpecialRegister};
+use ptx::{Bank, Operand, RegId, SpecialRegister, VariableSpace};
 
 use super::Exec;
 use crate::arith;
@@ -164,6 +164,10 @@ impl Exec<'_, '_> {
                 let address = SharedMemory::address(self.rank, offset);
                 self.set(dst, &[address.into(); 32]);
             }
+            Arith::VariableAddress { dst, variable, offset } => {
+                let addresses = self.variable_addresses(variable as usize, offset);
+                self.set(dst, &addresses);
+            }
             Arith::ToGlobal { dst, a } => {
                 let a = warp.get(a);
                 self.set(dst, &a);
@@ -226,6 +230,21 @@ impl Exec<'_, '_> {
         }
         self.set(dst, &values);
         Ok(())
+    }
+
+    /// The addresses of a byte of a variable, by lane.
+    fn variable_addresses(&self, variable: usize, offset: u32) -> Lanes {
+        let (kernel, grid) = (self.core.program.kernel, self.core.launch.grid.map(u64::from));
+        let start = self.core.variables.get(variable).map_or(0, |start| start + u64::from(offset));
+        let Some(local) = kernel.variables.get(variable).filter(|variable| variable.space == VariableSpace::Local)
+        else {
+            return [start; 32];
+        };
+        let [x, y, z] = self.cluster.blocks[self.rank].id.map(u64::from);
+        let block = x + grid[0] * (y + grid[1] * z);
+        let first = block * u64::from(kernel.launch.threads) + 32 * self.warp.index as u64;
+        let size = u64::from(local.bytes.next_multiple_of(local.align));
+        std::array::from_fn(|lane| start + (first + lane as u64) * size)
     }
 
     fn map_shared(&mut self, dst: RegId, a: RegId, rank: ptx::Operand) -> Result<(), FaultKind> {

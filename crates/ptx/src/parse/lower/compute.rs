@@ -331,6 +331,10 @@ impl<'t> Lower<'_, 't> {
                         let offset = u32::try_from(plus + i64::from(offset)).map_err(|_| Refusal::Unknown)?;
                         Arith::SharedAddress { dst: self.register(dst, Bank::B32)?, offset }
                     }
+                    Symbol::Variable(variable) if ty.bank() == Bank::B64 => {
+                        let offset = u32::try_from(*plus).map_err(|_| Refusal::Unknown)?;
+                        Arith::VariableAddress { dst: self.register(dst, Bank::B64)?, variable, offset }
+                    }
                     Symbol::Param(param) if ty.bits() >= 32 && *plus == 0 => {
                         Arith::ParamTable { dst: self.register(dst, ty.bank())?, param }
                     }
@@ -460,9 +464,19 @@ impl<'t> Lower<'_, 't> {
         let [dst, a] = self.exactly(operands)?;
         let (dst, a) = (self.register(dst, Bank::B64)?, self.register(a, Bank::B64)?);
         words.take("u64");
-        if words.take("to") && words.take("global") {
+        let to = words.take("to");
+        if to && words.take("global") {
             self.emit(Arith::ToGlobal { dst, a });
             return Ok(());
+        }
+        // Global, constant and local memory have one window.
+        if words.take("global") || words.take("const") || words.take("local") {
+            let (ty, mode) = (DataType::U64, FloatMode::PLAIN);
+            self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: crate::types::Operand::Reg(a) });
+            return Ok(());
+        }
+        if to {
+            return Err(Refusal::Unknown);
         }
         if !words.take("param") {
             return Err(Refusal::Unknown);
@@ -489,6 +503,17 @@ impl<'t> Lower<'_, 't> {
         let [dst, from] = self.exactly(operands)?;
         let [place] = self.bracketed(from)? else { return Err(Refusal::Unknown) };
         let (symbol, plus) = self.symbol(place)?;
+        if symbol == Symbol::Handed {
+            // What comes back from functions that only print is zero.
+            for dst in self.elements(dst, width)? {
+                let (ty, mode) = (if dst.bank == Bank::B64 { DataType::U64 } else { DataType::U32 }, FloatMode::PLAIN);
+                if dst.bank.bits() < 32 {
+                    return Err(Refusal::Unknown);
+                }
+                self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: crate::types::Operand::Imm(0) });
+            }
+            return Ok(());
+        }
         let from = match symbol {
             Symbol::Param(param) => ParamBase::Param(param),
             Symbol::Register(reg) if reg.bank.bits() >= 32 => ParamBase::Reg(reg),
@@ -541,7 +566,14 @@ impl<'t> Lower<'_, 't> {
         if opcode == "ld" && (words.take("param") || words.take("param::entry")) {
             return self.param(words, operands);
         }
-        let space = words.space().ok_or(Refusal::Unknown)?;
+        if opcode == "st" && words.take("param") {
+            return self.hand(words, operands);
+        }
+        let space = match words.space() {
+            Some(space) => space,
+            None if words.take("local") || words.take("const") || self.generic => Space::Global,
+            None => return Err(Refusal::Unknown),
+        };
         let wide = space == Space::Global;
         if matches!(opcode, "atom" | "red") {
             return self.atomic(opcode, words, operands, space);
@@ -589,6 +621,29 @@ impl<'t> Lower<'_, 't> {
             self.emit(Memory::Store { space, order, width, srcs: regs, addr });
         }
         Ok(())
+    }
+
+    /// A value for a function that is called: what is called here looks at none.
+    fn hand(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        width(words).ok_or(Refusal::Unknown)?;
+        words.pick(&[("v2", ()), ("v4", ())]);
+        let [to, _] = self.exactly(operands)?;
+        match self.bracketed(to)? {
+            [place] if self.symbol(place)?.0 == Symbol::Handed => Ok(()),
+            _ => Err(Refusal::Unknown),
+        }
+    }
+
+    /// A call of one of the functions that every kernel may call: printing does nothing here, and a failed assertion ends the run.
+    pub(super) fn call(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        words.take("uni");
+        let named =
+            |operand: &Operand<'t>, wanted: &str| matches!(operand, Operand::Name { name, .. } if name.text == wanted);
+        if operands.iter().any(|operand| named(operand, "__assertfail")) {
+            self.emit(Control::Trap);
+            return Ok(());
+        }
+        operands.iter().any(|operand| named(operand, "vprintf")).then_some(()).ok_or(Refusal::Unknown)
     }
 
     fn atomic(

@@ -14,10 +14,10 @@ use std::collections::{HashMap, HashSet};
 use super::Shape;
 use super::lexer::refuse;
 use super::reader::Read;
-use super::syntax::{Function, Instruction, Loc, Name, Operand, SourceLine, Statement, Variable};
+use super::syntax::{Function, Initial, Instruction, Literal, Loc, Name, Operand, SourceLine, Statement, Variable};
 use crate::error::Error;
 use crate::instr::{Arith, Control, Guard, Instr, Label, Op, Unknown};
-use crate::kernel::{Kernel, LaunchBounds, Param, ParamType, Phase, Region};
+use crate::kernel::{self, Kernel, LaunchBounds, Param, ParamType, Phase, Region, VariableSpace};
 use crate::print;
 use crate::target::Target;
 use crate::types::{Bank, DataType, ParamId, PhaseId, RegId};
@@ -51,6 +51,10 @@ enum Symbol {
     /// A byte of the kernel's shared memory.
     Shared(u32),
     Param(ParamId),
+    /// One of the kernel's variables.
+    Variable(u32),
+    /// What is handed to a function that is called, or comes back from it.
+    Handed,
     /// Something that is declared, and not understood.
     Other,
 }
@@ -78,6 +82,8 @@ struct Lower<'m, 't> {
     registers: u64,
     /// Where dynamic shared memory begins.
     dynamic: u32,
+    /// Whether generic addresses are all those of global memory, since nobody makes others.
+    generic: bool,
     guard: Option<Guard>,
     phase: PhaseId,
     phases: HashMap<(PhaseId, String), PhaseId>,
@@ -111,6 +117,7 @@ pub(super) fn lower<'t>(
         rows: [block[1], block[2]],
         params,
         shared,
+        variables: Vec::new(),
         registers,
         phases,
         body: instructions,
@@ -125,6 +132,7 @@ pub(super) fn lower<'t>(
         labels: 0,
         registers: 0,
         dynamic: 0,
+        generic: false,
         guard: None,
         phase: PhaseId(0),
         phases: HashMap::new(),
@@ -133,10 +141,16 @@ pub(super) fn lower<'t>(
         line: 1,
         opcode: "",
     };
-    // Variables and functions of the module are declared, and not understood.
+    // Functions of the module are declared, and not understood, and so are variables of kinds that are not.
     let variables = read.variables.iter().map(|variable| variable.name.text);
     let functions = read.functions.iter().map(|function| function.name.text);
     lower.scopes[0].names.extend(variables.chain(functions).map(|name| (name, Symbol::Other)));
+    let mut names = HashSet::new();
+    used(body, &mut names);
+    for variable in read.variables.iter().filter(|variable| names.contains(variable.name.text)) {
+        lower.addressed(variable)?;
+    }
+    lower.generic = !converts(body, &["shared", "param"]);
     lower.params(function)?;
     lower.shared_memory(body, shape.dynamic_shared)?;
     lower.block(body)?;
@@ -274,6 +288,18 @@ fn used<'t>(body: &[Statement<'t>], names: &mut HashSet<&'t str>) {
     }
 }
 
+/// Whether an address of one of some windows is made a generic one.
+fn converts(body: &[Statement<'_>], windows: &[&str]) -> bool {
+    body.iter().any(|statement| match statement {
+        Statement::Instruction(instruction) => {
+            let from = |window: &&str| instruction.modifiers.iter().any(|word| word.starts_with(*window));
+            instruction.opcode.text == "cvta" && windows.iter().any(|window| from(window))
+        }
+        Statement::Block(inner) => converts(inner, windows),
+        _ => false,
+    })
+}
+
 impl<'t> Lower<'_, 't> {
     fn refuse(&self, at: u32, found: &str, wanted: impl Into<String>) -> Error {
         refuse(self.text, at, found, wanted)
@@ -369,6 +395,38 @@ impl<'t> Lower<'_, 't> {
         bytes
             .filter(|bytes| *bytes <= MOST_BYTES)
             .ok_or_else(|| self.refuse(name.at, name.text, "a variable of at most 1 GiB"))
+    }
+
+    /// Makes a variable of global, constant or local memory one of the kernel's, if it has a size and its first value is numbers.
+    fn addressed(&mut self, variable: &Variable<'t>) -> Result<(), Error> {
+        let space = match variable.space {
+            "global" => VariableSpace::Global,
+            "const" => VariableSpace::Constant,
+            "local" => VariableSpace::Local,
+            _ => return Ok(()),
+        };
+        let bytes = self.variable_bytes(variable)?;
+        let Some(element) = type_bytes(variable.ty).filter(|_| bytes > 0 && !variable.external) else { return Ok(()) };
+        let mut initial = Vec::new();
+        for value in &variable.initial {
+            let bits = match value {
+                Initial::Number(Literal::Integer { bits, .. } | Literal::Double(bits)) => *bits,
+                Initial::Number(Literal::Single(bits)) => (*bits).into(),
+                Initial::Address { .. } => return Ok(()),
+            };
+            let bits = match (value, variable.ty) {
+                (Initial::Number(Literal::Double(_)), "f32") => u64::from((f64::from_bits(bits) as f32).to_bits()),
+                _ => bits,
+            };
+            initial.extend(bits.to_le_bytes().into_iter().cycle().take(element as usize));
+        }
+        initial.truncate(bytes as usize);
+        let number = self.kernel.variables.len() as u32;
+        let align = variable.align.or(type_bytes(variable.ty)).unwrap_or(1) as u32;
+        let name = variable.name.text.to_string();
+        self.kernel.variables.push(kernel::Variable { name, space, bytes: bytes as u32, align, initial });
+        self.scope().names.insert(variable.name.text, Symbol::Variable(number));
+        Ok(())
     }
 
     /// Lays the shared variables out that the function uses: those of a known size, then the one whose size the
@@ -536,8 +594,9 @@ impl<'t> Lower<'_, 't> {
             }
             _ => {
                 self.variable_bytes(variable)?;
-                self.scope().names.insert(name.text, Symbol::Other);
-                Ok(())
+                let symbol = if variable.space == "param" { Symbol::Handed } else { Symbol::Other };
+                self.scope().names.insert(name.text, symbol);
+                self.addressed(variable)
             }
         }
     }
@@ -608,6 +667,7 @@ impl<'t> Lower<'_, 't> {
             "cp" | "prefetch" | "clusterlaunchcontrol" => self.copy(opcode, words, operands),
             "wgmma" => self.wgmma(words, operands),
             "tcgen05" => self.tcgen05(words, operands),
+            "call" => self.call(words, operands),
             "bra" | "brx" | "exit" | "ret" | "trap" | "setmaxnreg" | "griddepcontrol" => {
                 self.control(opcode, words, operands)
             }

@@ -151,6 +151,11 @@ impl<'t> Lower<'_, 't> {
         let (base, plus) = match symbol {
             Symbol::Register(reg) if reg.bank == if wide { Bank::B64 } else { Bank::B32 } => (Base::Reg(reg), plus),
             Symbol::Shared(offset) if !wide => (Base::SharedStart, plus.saturating_add(offset.into())),
+            Symbol::Variable(variable) if wide => {
+                let dst = self.fresh(Bank::B64)?;
+                self.emit(Arith::VariableAddress { dst, variable, offset: 0 });
+                (Base::Reg(dst), plus)
+            }
             _ => return Err(Refusal::Unknown),
         };
         let offset = i32::try_from(plus);
