@@ -49,6 +49,8 @@ pub enum Feature {
     Bf16Arithmetic,
     /// Sums and products of two singles by one instruction.
     SinglePairs,
+    /// Multiplication of eight-bit floats by a warp.
+    EightBitFloats,
 }
 
 impl Target {
@@ -80,7 +82,8 @@ impl Target {
             | Feature::GridDependency
             | Feature::Elect
             | Feature::StoreMatrix
-            | Feature::Bf16Arithmetic => self != Target::Sm80,
+            | Feature::Bf16Arithmetic
+            | Feature::EightBitFloats => self != Target::Sm80,
         }
     }
 

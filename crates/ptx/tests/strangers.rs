@@ -118,15 +118,19 @@ fn an_instruction_that_is_not_understood_keeps_its_words_and_its_line() {
 }
 
 #[test]
-fn variables_and_functions_of_a_module_are_declared() {
-    for name in ["variables", "functions"] {
+fn variables_of_a_module_have_addresses_and_functions_are_declared() {
+    let with_address = |name: &str| {
         let text = seed(name)
             .replace("ret;\n}", "mov.u64 %d1, g; ret;\n}")
             .replace(".reg .b32 r;", ".reg .b32 r; .reg .b64 %d1;");
-        let kernel = kernel(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let unknown = kernel.body.iter().filter(|instr| matches!(instr.op, Op::Unknown(_))).count();
-        assert!(unknown > 0, "{name}");
-    }
+        kernel(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let unknown = |kernel: &ptx::Kernel| kernel.body.iter().any(|instr| matches!(instr.op, Op::Unknown(_)));
+    let kernel = with_address("variables");
+    assert!(!unknown(&kernel) && unknown(&with_address("functions")));
+    let [g, l] = &kernel.variables[..] else { panic!("{:?}", kernel.variables) };
+    assert_eq!((g.name.as_str(), g.bytes, &g.initial[..]), ("g", 8, &[1, 0, 0, 0, 255, 0, 0, 0][..]));
+    assert_eq!((l.space, l.bytes), (ptx::VariableSpace::Local, 16));
 }
 
 #[test]

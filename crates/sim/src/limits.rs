@@ -81,7 +81,8 @@ pub enum Rules {
     /// scope. What threads have fenced for the whole device may be told of by any thread that they then meet at a
     /// barrier of the block. Tensor memory is allocated from its first column on, for a block that has a
     /// multiprocessor to itself, and given back by any warp behind any barrier. Barriers whose initialisation is known
-    /// may be used by copies without a fence, and threads may store what another one has stored there.
+    /// may be used by copies without a fence, threads may store what another one has stored there, and the warps of a warpgroup need not meet
+    /// between changes of their registers.
     #[default]
     Practice,
     /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies; barriers are

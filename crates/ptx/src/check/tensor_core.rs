@@ -3,7 +3,7 @@
 use super::Check;
 use crate::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
-use crate::instr::{Accumulate, CtaGroup, MatrixA, Mma, Op, Tcgen05, Wgmma};
+use crate::instr::{Accumulate, CtaGroup, MatrixA, MatrixElement, Mma, Op, Tcgen05, Wgmma};
 use crate::rule::Rule;
 use crate::target::Feature;
 use crate::types::{Bank, Operand, RegId, Space};
@@ -20,6 +20,9 @@ impl Check<'_> {
         self.distinct("the accumulators of a multiplication", d.to_vec());
         let whole = u64::from(self.kernel.launch.threads);
         self.value("threads of a block with mma.sync", whole, "whole warps of 32", |n| n % 32 == 0);
+        if let Mma::Dense { element: MatrixElement::E4m3 | MatrixElement::E5m2, .. } = op {
+            self.feature("mma.sync of eight-bit floats", Feature::EightBitFloats);
+        }
         if let Mma::Dense { element, saturate: true, .. } = op {
             let bits = u64::from(element.is_integer());
             self.value("integers of an mma.sync that saturates", bits, "1: only their sums do", |n| n == 1);

@@ -10,7 +10,7 @@ pub(crate) use compute::{atomic, comparison, direction, element_name, reduce, ro
 
 use std::fmt::Write as _;
 
-use crate::instr::{Arith, Control, Instr, LoadOrder, Memory, Op, RegisterChange};
+use crate::instr::{Arith, Control, Instr, LoadOrder, MatrixElement, Memory, Mma, Op, RegisterChange};
 use crate::kernel::{Kernel, ParamType, Variable, VariableSpace};
 use crate::target::Target;
 use crate::types::{Address, Bank, Base, DataType, Operand, PhaseId, RegId, Scope, Space};
@@ -64,9 +64,13 @@ impl Kernel {
                 Op::Arith(Arith::Policy { .. }) | Op::Memory(Memory::Load { order: LoadOrder::Streaming, .. })
             )
         };
+        let eight_bits = |instr: &Instr| {
+            matches!(instr.op, Op::Mma(Mma::Dense { element: MatrixElement::E4m3 | MatrixElement::E5m2, .. }))
+        };
+        let with_floats = if self.body.iter().any(eight_bits) { (8, 4) } else { (7, 0) };
         let with_hints = if self.body.iter().any(hints) { (7, 4) } else { (7, 0) };
         let with_params = if self.param_bytes() > FEW_PARAMS { (8, 1) } else { (7, 0) };
-        self.target.version().max(with_hints).max(with_params)
+        self.target.version().max(with_hints).max(with_params).max(with_floats)
     }
 
     /// The kernel as an entry of a module.

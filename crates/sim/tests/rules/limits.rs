@@ -7,7 +7,7 @@ use ptx::{
 };
 use sim::{Arg, FaultKind, Gpu, Invocation, Limits, Schedule};
 
-use crate::{Bench, Kept, caught, device, rule};
+use crate::{Bench, Kept, caught, device, rule, rule_of_the_letter};
 
 #[test]
 fn a_register_must_be_written_before_it_is_read() {
@@ -76,7 +76,7 @@ fn a_budget_is_raised_to_no_less_than_it_is() {
 
 #[test]
 fn the_warps_of_a_warpgroup_meet_between_two_changes_of_their_registers() {
-    rule("bad operand", |kept| {
+    rule_of_the_letter("bad operand", |kept| {
         let mut b = Bench::new(128, None);
         b.k.set_max_registers(RegisterChange::Decrease, 40);
         if kept == Kept::Yes {

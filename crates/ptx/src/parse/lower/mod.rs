@@ -293,7 +293,7 @@ fn converts(body: &[Statement<'_>], windows: &[&str]) -> bool {
     body.iter().any(|statement| match statement {
         Statement::Instruction(instruction) => {
             let from = |window: &&str| instruction.modifiers.iter().any(|word| word.starts_with(*window));
-            instruction.opcode.text == "cvta" && windows.iter().any(|window| from(window))
+            instruction.opcode.text == "cvta" && windows.iter().any(from)
         }
         Statement::Block(inner) => converts(inner, windows),
         _ => false,
