@@ -5,6 +5,7 @@
 
 mod arrays;
 mod launch;
+mod sarif;
 mod suppress;
 
 use std::path::PathBuf;
@@ -55,6 +56,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Print SARIF, for code hosts
+    #[arg(long, conflicts_with = "json")]
+    sarif: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -129,9 +133,10 @@ pub fn check(args: &Args) -> Result<()> {
     let kernel = module.kernel(&entry, shape).map_err(refused)?;
     let suppressions = args.suppress.as_deref().map(Suppressions::open).transpose()?.unwrap_or_default();
     let report = explore(&kernel, &launch, &suppressions, args)?;
-    match args.json {
-        true => console::print_json(&report)?,
-        false => console::print(&words(&report, &text))?,
+    match (args.json, args.sarif) {
+        (true, _) => console::print_json(&report)?,
+        (_, true) => console::print_json(&sarif::sarif(&report, &args.kernel.to_string_lossy()))?,
+        _ => console::print(&words(&report, &text))?,
     }
     match report.findings.len() {
         0 => Ok(()),
@@ -154,7 +159,8 @@ fn explore(kernel: &Kernel, launch: &Launch, suppressions: &Suppressions, args: 
     let survey = sim::survey(kernel, &schedules, rules, || (device.clone(), invocation.clone()), judge);
     for graded in &survey.findings {
         if let sim::Finding::Fault(fault) = &graded.finding
-            && let FaultKind::Unsupported { .. } | FaultKind::BadLaunch { .. } | FaultKind::OverLimit { .. } = fault.kind
+            && let FaultKind::Unsupported { .. } | FaultKind::BadLaunch { .. } | FaultKind::OverLimit { .. } =
+                fault.kind
         {
             return Err(Error::CannotCheck { what: format!("kernel {}: {}", kernel.name, fault.kind) });
         }
