@@ -105,11 +105,12 @@ pub struct Survey {
     pub profile: Option<Profile>,
 }
 
-/// Runs a kernel under each schedule, on a fresh device from `prepare`, goes on after what can be gone on from, and has `judge` say what is
-/// wrong with what it left in memory. Schedules run side by side, as many as there are cores.
+/// Runs a kernel under each schedule, on a fresh device from `prepare`, goes on after what can be gone on from, and
+/// has `judge` say what is wrong with what it left in memory. Schedules run side by side, as many as there are cores.
 ///
-/// By [`Rules::Practice`] everything found is [broken](Grade::Broken), or [seen](Grade::Seen) where there is a report of hardware that
-/// misbehaved. By [`Rules::Letter`] the kernel is held to both: what only the letter forbids is of grade [`Grade::Letter`].
+/// By [`Rules::Practice`] everything found is [broken](Grade::Broken), or [seen](Grade::Seen) where there is a report
+/// of hardware that misbehaved. By [`Rules::Letter`] the kernel is held to both: what only the letter forbids is of
+/// grade [`Grade::Letter`].
 pub fn survey(
     kernel: &Kernel,
     schedules: &[Schedule],

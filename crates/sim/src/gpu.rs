@@ -114,8 +114,9 @@ impl Gpu {
         Ok(machine.profiles)
     }
 
-    /// Runs a kernel to its end under a schedule, and goes on after what breaks a rule as long as there is a way to: everything that was
-    /// found, once per rule and pair of instructions, and the profile of a run that came to its end.
+    /// Runs a kernel to its end under a schedule, and goes on after what breaks a rule as long as there is a way to:
+    /// everything that was found, once per rule and pair of instructions, and the profile of a run that came to its
+    /// end.
     pub fn survey(
         &mut self,
         kernel: &Kernel,

@@ -112,9 +112,9 @@
 //! work, by which barrier, fence, group or flag), not from the order in which they happened to run. The rules:
 //!
 //! * Bytes written by threads and read or overwritten by the async proxy (bulk and tensor copies, wgmma operands) need a
-//!   `fence.proxy.async` somewhere between, besides the ordering itself, and so do bytes of shared memory that were only read and are then
-//!   overwritten; by the letter those of global memory do, too. What
-//!   threads copy one by one (`cp.async`) or send to a peer (`st.async`) is written by threads.
+//!   `fence.proxy.async` somewhere between, besides the ordering itself, and so do bytes of shared memory that were
+//!   only read and are then overwritten; by the letter those of global memory do, too. What threads copy one by one
+//!   (`cp.async`) or send to a peer (`st.async`) is written by threads.
 //! * Bytes written by a copy are there for those who have waited for the right phase of the barrier that counts them.
 //! * Bytes read by a store or a multiplication may be overwritten by those who have waited for its group, or learnt from
 //!   them that it is over. To learn that, a relaxed arrive or one of block scope is enough, though not by the letter; to see
@@ -138,8 +138,9 @@
 //!
 //! A run without a fault is asked last whether [`ptx::Kernel::check`] takes the kernel at all.
 //!
-//! "By the letter" is the strict mode: [`Gpu::with_rules`] with [`Rules::Letter`], in which this library's kernels are run. [`survey`] runs
-//! a kernel by both, goes on after what it finds, and says of each finding which [`Grade`] it is of.
+//! "By the letter" is the strict mode: [`Gpu::with_rules`] with [`Rules::Letter`], in which this library's kernels
+//! are run. [`survey`] runs a kernel by both, goes on after what it finds, and says of each finding which [`Grade`]
+//! it is of.
 //!
 //! Not simulated: pairs of blocks with 64 rows each (reported as [`FaultKind::Unsupported`]); the weak ordering of a single thread's own accesses; blocks that share a multiprocessor; the number of registers a kernel really needs; time. Sums on the tensor cores are rounded to f32 after
 //! each product, by rising k: equal to the hardware's where they are exact, and within the usual bound elsewhere.

@@ -76,13 +76,13 @@ impl Limits {
 /// Whose word counts where published kernels rely on more than the ISA promises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rules {
-    /// Theirs. What threads have read of global memory may be overwritten by a copy without a proxy fence; and to overwrite what was
-    /// read, or what another copy wrote, it is enough that it is over, told by however relaxed a barrier, of whatever
-    /// scope. What threads have fenced for the whole device may be told of by any thread that they then meet at a
-    /// barrier of the block. Tensor memory is allocated from its first column on, for a block that has a
-    /// multiprocessor to itself, and given back by any warp behind any barrier. Barriers whose initialisation is known
-    /// may be used by copies without a fence, threads may store what another one has stored there, and the warps of a warpgroup need not meet
-    /// between changes of their registers.
+    /// Theirs. What threads have read of global memory may be overwritten by a copy without a proxy fence; and to
+    /// overwrite what was read, or what another copy wrote, it is enough that it is over, told by however relaxed a
+    /// barrier, of whatever scope. What threads have fenced for the whole device may be told of by any thread that
+    /// they then meet at a barrier of the block. Tensor memory is allocated from its first column on, for a block
+    /// that has a multiprocessor to itself, and given back by any warp behind any barrier. Barriers whose
+    /// initialisation is known may be used by copies without a fence, threads may store what another one has stored
+    /// there, and the warps of a warpgroup need not meet between changes of their registers.
     #[default]
     Practice,
     /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies; barriers are

@@ -162,7 +162,8 @@ pub(crate) fn elements_of_a(element: MatrixElement, registers: [&Words; 4]) -> V
     }
 }
 
-/// Accumulators of integers with products added, which are exact as floats: 32 of two numbers of eight bits are less than 2^24.
+/// Accumulators of integers with products added, which are exact as floats: 32 of two numbers of eight bits are less
+/// than 2^24.
 pub(crate) fn add_integers(before: [Words; 4], products: &Sums, saturate: bool) -> [Words; 4] {
     let mut sums = before;
     for (sums, products) in sums.iter_mut().zip(fragment(products)) {

@@ -1,7 +1,8 @@
 //! A museum of bugs that were found in public kernels, each reduced to a few instructions, broken and fixed.
 //!
-//! A file has one exhibit: a head that says whose bug it was and what it is, and the instructions between a common prologue and `ret`. Lines
-//! that end with `// broken` belong to the broken kernel alone, those that end with `// fixed` to the fixed one.
+//! A file has one exhibit: a head that says whose bug it was and what it is, and the instructions between a common
+//! prologue and `ret`. Lines that end with `// broken` belong to the broken kernel alone, those that end with `//
+//! fixed` to the fixed one.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -631,7 +631,8 @@ pub enum Arith {
         /// Bytes from the start of the kernel's shared memory.
         offset: u32,
     },
-    /// The address of a byte of one of the kernel's [variables](crate::Kernel::variables): of a local one, of this thread's.
+    /// The address of a byte of one of the kernel's [variables](crate::Kernel::variables): of a local one, of this
+    /// thread's.
     VariableAddress {
         /// 64-bit result.
         dst: RegId,

@@ -17,7 +17,8 @@ pub enum Mma {
         saturate: bool,
         /// Accumulators.
         d: [RegId; 4],
-        /// Of 32 bytes along k, the c-th four of the first sixteen in row g and in row g + 8, then the same of the last sixteen.
+        /// Of 32 bytes along k, the c-th four of the first sixteen in row g and in row g + 8, then the same of the
+        /// last sixteen.
         a: [RegId; 4],
         /// The c-th four bytes of the first sixteen along k in column g, and of the last sixteen.
         b: [RegId; 2],

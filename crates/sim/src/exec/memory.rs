@@ -363,8 +363,8 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Checks and notes one lane's store, and finds its bytes; nothing where it only repeats what another thread stores there at any time.
-    /// Compilers let all warps write one value, which is no matter in practice.
+    /// Checks and notes one lane's store, and finds its bytes; nothing where it only repeats what another thread
+    /// stores there at any time. Compilers let all warps write one value, which is no matter in practice.
     fn touch_stored(
         &mut self,
         space: Space,

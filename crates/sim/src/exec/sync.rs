@@ -450,7 +450,8 @@ impl Exec<'_, '_> {
                 self.warp.learn(mask, |known| {
                     let cover = |clock: &mut Clock| {
                         clock.join(&known.generic);
-                        // In practice reads need only be over to be covered. What writes need besides is asked for elsewhere.
+                        // In practice reads need only be over to be covered. What writes need besides is asked for
+                        // elsewhere.
                         if practice {
                             clock.join(&known.executed);
                         }

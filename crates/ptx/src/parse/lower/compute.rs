@@ -634,7 +634,8 @@ impl<'t> Lower<'_, 't> {
         }
     }
 
-    /// A call of one of the functions that every kernel may call: printing does nothing here, and a failed assertion ends the run.
+    /// A call of one of the functions that every kernel may call: printing does nothing here, and a failed assertion
+    /// ends the run.
     pub(super) fn call(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         words.take("uni");
         let named =

@@ -397,7 +397,8 @@ impl<'t> Lower<'_, 't> {
             .ok_or_else(|| self.refuse(name.at, name.text, "a variable of at most 1 GiB"))
     }
 
-    /// Makes a variable of global, constant or local memory one of the kernel's, if it has a size and its first value is numbers.
+    /// Makes a variable of global, constant or local memory one of the kernel's, if it has a size and its first value
+    /// is numbers.
     fn addressed(&mut self, variable: &Variable<'t>) -> Result<(), Error> {
         let space = match variable.space {
             "global" => VariableSpace::Global,
