@@ -20,7 +20,8 @@
 //!
 //! **The margin** that a duel has to clear is what the referee itself may be off by: what the control shows, and how well it knows that, taken
 //! together with the duel's own interval as the errors of two independent measurements are. A noisy machine widens both, and a gain
-//! that is large beside them is still found; noise alone is no reason for VOID.
+//! that is large beside them is still found; noise alone is no reason for VOID. Whoever slows its rival gains nothing: what the champion took longer
+//! beside the challenger than beside itself is added to the margin.
 
 use fastrand::Rng;
 
@@ -46,6 +47,8 @@ const PATIENCE: f64 = 2.0;
 const UNTIL_NEXT_WAIT: usize = 4;
 /// A planted slowdown is so many half-widths of the control's interval, so that it is missed about once in a hundred times.
 const PLANT_HALF_WIDTHS: f64 = 2.0;
+/// The standard deviation of a measurement as a part of half its interval's width, at the confidence of a look.
+const CHANCE: f64 = 0.4;
 /// The largest slowdown that is planted, as a fraction.
 const LARGEST_PLANT: f64 = 2.0;
 
@@ -152,6 +155,7 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
         start,
         least_plant: settings.timing.plant,
         doubts: Vec::new(),
+        slowed: 0.0,
         allowance: None,
         neighbours: Neighbours { quiet, vain: 0, unasked: 0 },
         disturbances: Disturbances::default(),
@@ -182,6 +186,8 @@ struct Referee<'a> {
     least_plant: f64,
     /// What it has shown where there is no difference: in its control, and of the fence.
     doubts: Vec<Doubt>,
+    /// How much longer the champion took beside this challenger than beside itself, as a logarithm.
+    slowed: f64,
     /// Seconds that one measurement may take, where there is a budget.
     allowance: Option<f64>,
     neighbours: Neighbours,
@@ -233,10 +239,10 @@ impl Referee<'_> {
         self.share_the_rest(sitting);
         let first = self
             .measure(Pairing::Duel, derive(sitting.seed, &[3]), |referee, summary| referee.judge(summary).is_some())?;
+        let void = self.judge_against_the_machine(sitting, &first)?;
         let (outcome, found) = (self.conclude(&first), first.at(self.timing.decides).geomean);
         sitting.margin = self.margin(found);
         let promising = found.low > 1.0 + self.margin_of_the_rules(found) && first.stopped != Stop::Probe;
-        let void = self.judge_against_the_machine(sitting, &first)?;
         sitting.first = Some(first);
         if let Some(void) = void {
             return Ok(void);
@@ -245,9 +251,12 @@ impl Referee<'_> {
             return Ok(outcome);
         }
         let second = self.measure(Pairing::Duel, derive(sitting.seed, &[4]), |_, _| false)?;
+        // The second has to clear what either has shown.
+        let before = self.slowed;
+        let void = self.judge_against_the_machine(sitting, &second)?;
+        self.slowed = self.slowed.max(before);
         let (again, confirmed) = (self.conclude(&second), second.at(self.timing.decides).geomean);
         sitting.margin = self.margin(confirmed);
-        let void = self.judge_against_the_machine(sitting, &second)?;
         sitting.second = Some(second);
         Ok(void.unwrap_or_else(|| self.together((outcome, found), (again, confirmed))))
     }
@@ -328,9 +337,10 @@ impl Referee<'_> {
         self.allowance = Some(seconds);
     }
 
-    /// The gain that an interval has to clear by the rules, as a fraction: the least that is worth a change, or what the referee may be off by.
+    /// The gain that an interval has to clear by the rules, as a fraction: the least that is worth a change, or what the referee may be off by; and beyond
+    /// that what the champion lost beside this challenger.
     fn margin_of_the_rules(&self, found: Speedup) -> f64 {
-        self.timing.least_margin.max(self.off_by(found))
+        (self.timing.least_margin.max(self.off_by(found)).ln_1p() + self.slowed).exp_m1()
     }
 
     /// The gain that an interval has to clear, as a fraction: by the rules, or by the deal where that asks for more.
@@ -380,30 +390,42 @@ impl Referee<'_> {
         if let Some(void) = impossible(&sitting.roofline) {
             return Ok(Some(void));
         }
+        self.slowed = 0.0;
         let Some(control) = &sitting.control else { return Ok(None) };
         // Times of two measurements are not paired: they differ by what came and went between them.
         let unsure = [&control.measurement, duel].map(|m| half_width(m.at(self.timing.decides).geomean));
         let tolerance = self.timing.champion_tolerance.max((2.0 * unsure[0].hypot(unsure[1])).exp_m1());
-        if self.slowed(&control.measurement, duel) <= tolerance {
+        let found = duel.at(self.timing.decides).geomean;
+        let margin = self.margin(found);
+        // In plant and fence, too, its own side is the champion beside itself.
+        let others = [&sitting.plant, &sitting.fence].into_iter().flatten().map(|control| &control.measurement);
+        let alone: Vec<&Measurement> = [&control.measurement].into_iter().chain(others).collect();
+        // Nobody is blamed for what chance explains.
+        let chance = CHANCE * unsure[0].hypot(unsure[1]);
+        let before = self.longer_beside(&alone, duel) - chance;
+        // It matters where it would turn a gain into none, or is beyond all tolerance.
+        let matters = found.low > 1.0 + margin && found.low <= (1.0 + margin) * before.exp();
+        if !matters && before <= tolerance.ln_1p() {
             return Ok(None);
         }
         // Machines drift. Whoever was slowed by its rival is as fast as before without it.
-        let after = self.measure(Pairing::Control, derive(duel.seed, &[6]), |_, _| true)?;
-        let slowed = self.slowed(&after, duel);
-        Ok((slowed > tolerance).then(|| Outcome::Void {
+        let after = self.measure(Pairing::Control, derive(duel.seed, &[6]), |_, _| false)?;
+        self.slowed = before.min(self.longer_beside(&[&after], duel) - chance).max(0.0);
+        let percent = 100.0 * self.slowed.exp_m1();
+        Ok((self.slowed > tolerance.ln_1p()).then(|| Outcome::Void {
             why: vec![format!(
-                "the champion took {:.0} % longer beside the challenger than beside itself, before and after: something slows it",
-                100.0 * slowed
+                "the champion took {percent:.0} % longer beside the challenger than beside itself, before and after: something slows it"
             )],
         }))
     }
 
-    /// How much longer the champion took in one measurement than in another, as a fraction.
-    fn slowed(&self, alone: &Measurement, beside: &Measurement) -> f64 {
-        let pairs = alone.at(self.timing.decides).shapes.iter().zip(&beside.at(self.timing.decides).shapes);
+    /// How much longer the champion took beside another than beside itself, as a logarithm: over all shapes, and all measurements of the latter.
+    fn longer_beside(&self, alone: &[&Measurement], beside: &Measurement) -> f64 {
+        let shapes = |measurement: &Measurement| measurement.at(self.timing.decides).shapes.clone();
+        let pairs = alone.iter().flat_map(|alone| shapes(alone).into_iter().zip(shapes(beside)));
         let logs: Vec<f64> =
             pairs.map(|(alone, beside)| (beside.champion_seconds / alone.champion_seconds).ln()).collect();
-        (logs.iter().sum::<f64>() / logs.len().max(1) as f64).exp_m1()
+        logs.iter().sum::<f64>() / logs.len().max(1) as f64
     }
 
     /// The champion's own code behind the fence against itself without.
@@ -603,8 +625,15 @@ impl Referee<'_> {
         let (found, margin, most_loss) = (summary.geomean, self.margin(summary.geomean), self.most_loss());
         if found.low <= 1.0 + margin {
             let sees = (margin.ln_1p() + half_width(found)).exp_m1();
+            let slowed = match self.slowed > 0.0 {
+                true => format!(
+                    ", of which {:.1} % because the champion took that much longer beside it than beside itself",
+                    100.0 * self.slowed.exp_m1()
+                ),
+                false => String::new(),
+            };
             return format!(
-                "the interval does not clear the margin: {found}, margin {:.2} %; with this noise it could only have seen {:.1} %",
+                "the interval does not clear the margin: {found}, margin {:.2} %{slowed}; with this noise it could only have seen {:.1} %",
                 100.0 * margin,
                 100.0 * sees
             );

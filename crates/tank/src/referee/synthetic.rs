@@ -14,7 +14,7 @@ use super::settings::Temperature;
 /// A machine, and the truth about two contestants on it. Spreads are standard deviations of logarithms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct World {
-    /// The true log-ratio of challenger over champion of every shape. Below zero is faster.
+    /// The true log-ratio of challenger over an undisturbed champion of every shape. Below zero is faster.
     pub truth: Vec<f64>,
     /// What a contestant's process is dealt.
     pub process_spread: f64,
@@ -34,6 +34,8 @@ pub struct World {
     pub neighbours: Option<Neighbours>,
     /// A challenger that makes its own threads wait whenever a run goes badly.
     pub provokes: bool,
+    /// How much longer the champion takes beside this challenger, as a logarithm.
+    pub slowing: f64,
     /// What the fence costs as a log-ratio, where the challenger is a stranger. It is in the truth of a duel already.
     pub fence: Option<f64>,
 }
@@ -52,6 +54,7 @@ impl World {
             plant: 1.0,
             neighbours: None,
             provokes: false,
+            slowing: 0.0,
             fence: None,
         }
     }
@@ -160,6 +163,7 @@ impl Course for SyntheticCourse {
 
     fn sample(&mut self, side: Side, _temperature: Temperature) -> Result<Take, Halt> {
         let (index, truth) = match side {
+            Side::Champion if self.pairing == Pairing::Duel => (0, self.world.slowing),
             Side::Champion => (0, 0.0),
             Side::Challenger => (1, self.truth()),
         };

@@ -230,3 +230,22 @@ fn whoever_makes_itself_wait_when_a_run_goes_badly_gains_nothing_by_it() {
         }
     }
 }
+
+#[test]
+fn whoever_slows_its_rival_gains_nothing_by_it() {
+    // The champion takes 8 or 19 % longer beside an equal challenger: within what machines drift by, so the sitting is not void.
+    for slowing in [0.08, 0.19] {
+        let c = judge(|w| w.slowing = slowing);
+        assert!(c.faster == 0.0 && c.inconclusive > 0.95, "{c:?}");
+    }
+    let mut world = World::quiet(3, 0.0);
+    world.slowing = 0.1;
+    let Outcome::Inconclusive { why } = &sittings(&world, &Terms::default(), 1)[0].outcome else { panic!() };
+    assert!(why.contains("longer beside it than beside itself"), "{why}");
+    // What is true beyond it is still found.
+    let c = judge(|w| {
+        w.slowing = 0.05;
+        w.truth.fill(-0.10);
+    });
+    assert!(c.faster > 0.95, "{c:?}");
+}
