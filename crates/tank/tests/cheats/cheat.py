@@ -7,6 +7,7 @@ import ctypes
 import json
 import mmap
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -390,6 +391,25 @@ def told_of():
     return [word.removeprefix("at:") for word in sys.argv[2:]]
 
 
+class TimerStorm(Boasting):
+    """Arms timers that fire every few microseconds while all of it is stopped, each watched by many epolls, so that the kernel takes the rival's processor for it."""
+
+    def attempt(self, message):
+        class Spec(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.kept = [select.epoll() for _ in range(16)]
+        for _ in range(64):
+            timer = libc.timerfd_create(time.CLOCK_MONOTONIC, 0)
+            if timer < 0:
+                return None
+            for poll in self.kept:
+                poll.register(timer, select.EPOLLIN | select.EPOLLET)
+            libc.timerfd_settime(timer, 0, ctypes.byref(Spec(0, 5000, 0, 5000)), None)
+        return "64 timers fire while it is stopped"
+
+
 class Vandal(Boasting):
     """Writes to everything that it is told of: a rival's program, a ledger, a tuning cache; and to the lots of others."""
 
@@ -577,7 +597,7 @@ class Escapist(Boasting):
         libc = ctypes.CDLL(None, use_errno=True)
         calls = {"unshare": (272, 0x10000000), "mount": (165, b"x", b"/tmp", b"tmpfs", 0, 0), "io_uring": (425, 1, 0),
                  "memfd": (319, b"x", 0), "bpf": (321, 0, 0, 0), "userfaultfd": (323, 1), "perf": (298, 0, 0, -1, -1, 0),
-                 "keyctl": (250, 0, -3, 0), "timers": (222, 1, 0, 0), "signals of files": (72, 0, 10, int(signal.SIGCONT)),
+                 "keyctl": (250, 0, -3, 0), "timers": (222, 1, 0, 0), "timers that are files": (283, 1, 0), "signals of files": (72, 0, 10, int(signal.SIGCONT)),
                  "clone that ends with another signal": (56, int(signal.SIGCONT), 0, 0, 0, 0), "setns": (308, 0, 0), "clone into namespaces": (56, 0x10000011, 0, 0, 0, 0)}
         for name, call in calls.items():
             ctypes.set_errno(0)
@@ -617,6 +637,7 @@ TRICKS = {
     "endless": Endless,
     "early-bird": EarlyBird,
     "rest-burner": RestBurner,
+    "timer-storm": TimerStorm,
     "vandal": Vandal,
     "spy": Spy,
     "caller": Caller,

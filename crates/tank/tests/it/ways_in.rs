@@ -134,6 +134,11 @@ fn processes_are_counted() {
 }
 
 #[test]
+fn no_timers_fire_while_a_contestant_stands_still() {
+    assert_eq!(boast(&cheat("timer-storm")), None);
+}
+
+#[test]
 fn the_fence_cannot_be_opened_from_within() {
     assert_eq!(boast(&cheat("escapist")), None);
 }
