@@ -188,6 +188,16 @@ pub struct Found {
     pub worst: f64,
 }
 
+impl Found {
+    /// Adds what was found elsewhere.
+    pub fn add(&mut self, other: Self) {
+        self.wrong = self.wrong.take().or(other.wrong);
+        self.compared += other.compared;
+        self.squares += other.squares;
+        self.worst = self.worst.max(other.worst);
+    }
+}
+
 /// A job that was timed.
 #[derive(Clone, Copy, Debug)]
 pub struct Timed<'a> {
@@ -228,8 +238,8 @@ pub trait Task {
     /// What should come out, by the reference. `seed` draws the places that are compared where there are too many.
     fn expected(&self, constants: &Bundle, input: &Bundle, seed: u64) -> Result<Box<dyn Expected>>;
 
-    /// Compares a timed output: so many elements, drawn by lot, or more.
-    fn look(&self, timed: Timed<'_>, elements: usize, lots: &mut Rng) -> Result<Found>;
+    /// Compares outputs of one timed run: so many elements, each of a job drawn by lot, or more. A run has at least one job.
+    fn look(&self, run: &[Timed<'_>], elements: usize, lots: &mut Rng) -> Result<Found>;
 
     /// Compares a timed output whole, in less time than the reference takes. Says what is wrong.
     fn look_whole(&self, timed: Timed<'_>) -> Result<Option<String>>;

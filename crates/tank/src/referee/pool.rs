@@ -18,7 +18,7 @@
 //! that does nothing takes there ([`crate::contestant::blank`]). L2 is swept before a cold run, and layers rotate beyond it in the run. A planted
 //! slowdown is jobs more, which the clock has to find by itself.
 //!
-//! **Checked after every sample**: no element of any output still holds the poison, some elements of one output, drawn after
+//! **Checked after every sample**: no element of any output still holds the poison, some elements, each of a job drawn after
 //! the run, agree with the reference, and the inputs are as they were written. One sample in eight, drawn after the run as well, has
 //! one of its outputs compared whole (of our own code, which the examination has compared whole, one in 64). A contestant that is lazy in a part of its runs has to be so in half of them to move
 //! a median, and is then found in all but 2⁻ⁿ of cases. The errors of those elements are held against the champion's too, so that digits
@@ -443,7 +443,7 @@ impl<'a> Pool<'a> {
         }
         let take = self.run(side, &jobs, poison)?;
         if checked {
-            self.inspect(side, &jobs, poison, lots)?;
+            self.inspect(side, &jobs, poison)?;
         }
         Ok(take)
     }
@@ -479,8 +479,10 @@ impl<'a> Pool<'a> {
         Ok(Take { seconds, waited: queued.map_or(0.0, |queued| queued.seconds) })
     }
 
-    /// Looks at the outputs of a sample, on copies.
-    fn inspect(&mut self, side: Side, jobs: &[Job], poison: Poison, mut lots: Rng) -> Result<(), Halt> {
+    /// Looks at the outputs of a sample, on copies. What is looked at is drawn only now, from a seed of its own: places and poison were drawn before,
+    /// and a contestant has seen them.
+    fn inspect(&mut self, side: Side, jobs: &[Job], poison: Poison) -> Result<(), Halt> {
+        let mut lots = self.lots();
         let trusted = self.contestants[self_or_champion(self.pairing, side).index()].about().trusted;
         let task = &self.tasks[self.shape];
         let tensors = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].tensors();
@@ -500,11 +502,12 @@ impl<'a> Pool<'a> {
                 return Err(tampered("the inputs of a timed run"));
             }
         }
-        let drawn = lots.usize(..jobs.len());
-        let job = jobs[drawn];
-        let (input, constants) = (tensors.input(job.input)?, &tensors.constants()?[job.layer]);
-        let timed = Timed { constants, input, output: &outputs[drawn] };
-        let found = task.look(timed, self.settings.checking.elements, &mut lots)?;
+        let constants = tensors.constants()?;
+        let mut run = Vec::with_capacity(jobs.len());
+        for (job, output) in jobs.iter().zip(&outputs) {
+            run.push(Timed { constants: &constants[job.layer], input: tensors.input(job.input)?, output });
+        }
+        let found = task.look(&run, self.settings.checking.elements, &mut lots)?;
         if let Some(what) = found.wrong {
             return Err(wrong(format!("a timed output: {what}")));
         }
@@ -517,7 +520,7 @@ impl<'a> Pool<'a> {
         let whole_every = self.settings.checking.whole_every.max(1) * if trusted { OWN_WHOLE } else { 1 };
         if lots.usize(..whole_every) == 0 {
             self.report.outputs_compared += 1;
-            if let Some(what) = task.look_whole(timed)? {
+            if let Some(what) = task.look_whole(run[lots.usize(..run.len())])? {
                 return Err(wrong(format!("a timed output: {what}")));
             }
         }

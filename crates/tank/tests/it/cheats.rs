@@ -5,7 +5,8 @@
 use std::rc::Rc;
 
 use crate::common::{
-    Watched, case, cheat, examined, fault_in_a_sitting, is_gone, outcome_of_a_sitting, plain_python, quick, scalar,
+    Steady, Watched, case, cheat, examined, fault_in_a_sitting, is_gone, outcome_of_a_sitting, plain_python, quick,
+    scalar,
 };
 use tank::contestant::{Contestant, Fault, Tensors};
 use tank::operations::dual_gemm::{Builtin, questions, tasks};
@@ -176,6 +177,33 @@ fn digits_are_worth_as_much_in_timed_runs_as_in_the_examination() {
     let Outcome::Faulted { side: Side::Challenger, fault } = outcome else { panic!("not caught: {outcome:?}") };
     assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("precision was traded")), "{fault}");
     assert!(matches!(found(usize::MAX), Outcome::Inconclusive { .. }), "whoever stays precise is not accused");
+}
+
+#[test]
+fn one_lazy_job_among_many_is_found_within_a_few_samples() {
+    let problem = case(3, 9, 32, Inputs::Realistic);
+    // Zeros instead of one job's result, in every run. No output is compared whole here.
+    let lazy = |runs: usize, tensors: &mut Tensors| {
+        let Ok(places) = tensors.places() else { return };
+        let (path, at) = (places.outputs_file.clone(), places.outputs[runs % places.outputs.len()][0] as usize);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[at..at + 3 * 9 * 2].fill(0);
+        std::fs::write(path, bytes).unwrap();
+    };
+    let mut settings = quick();
+    (settings.timing.sample_jobs, settings.timing.sample_seconds, settings.checking.whole_every) = (16, 1.0, 1 << 40);
+    let (clock, champion) = (Steady::default(), scalar(&problem));
+    let lazy = Watched { gone: Rc::new(lazy), ..Watched::new(scalar(&problem)) };
+    let mut found = 0;
+    for seed in 0..10 {
+        let tasks = tasks(std::slice::from_ref(&problem)).unwrap();
+        let mut pool = Pool::new(&champion, &lazy, tasks, &settings, &clock, seed).unwrap();
+        pool.enter(Pairing::Duel, 1).and_then(|()| pool.prepare(0)).unwrap_or_else(|halt| panic!("{halt:?}"));
+        let mut caught = || pool.sample(Side::Challenger, Temperature::Cold).is_err();
+        found += usize::from((0..3).any(|_| caught()));
+    }
+    // Each of 16 elements comes from a job of its own. If all came from one, three samples would find it twice in ten sittings.
+    assert!(found >= 7, "{found} of 10");
 }
 
 #[test]

@@ -64,6 +64,15 @@ struct GemmTask {
 
 impl GemmTask {
     /// Those bytes as matrices.
+    /// What its results are.
+    fn element(&self) -> Element {
+        match self.case.output {
+            Output::F16 => Element::F16,
+            Output::BF16 => Element::Bf16,
+            Output::F32 => Element::F32,
+        }
+    }
+
     fn results(&self, output: &[Vec<u8>]) -> Result<Vec<Dense<'static>>> {
         let dense = |(shape, bytes): (&Shape, &Vec<u8>)| {
             let values = values(bytes, self.case.output);
@@ -107,12 +116,7 @@ impl Task for GemmTask {
     }
 
     fn outputs(&self) -> Vec<Spec> {
-        let element = match self.case.output {
-            Output::F16 => Element::F16,
-            Output::BF16 => Element::Bf16,
-            Output::F32 => Element::F32,
-        };
-        let group = |(index, s): (usize, &Shape)| Spec::new(format!("c.{index}"), element, [s.m, s.n]);
+        let group = |(index, s): (usize, &Shape)| Spec::new(format!("c.{index}"), self.element(), [s.m, s.n]);
         self.case.groups.iter().enumerate().map(group).collect()
     }
 
@@ -161,25 +165,24 @@ impl Task for GemmTask {
         Ok(Box::new(ByReference { task, instance, expected }))
     }
 
-    fn look(&self, timed: Timed<'_>, elements: usize, lots: &mut Rng) -> Result<Found> {
-        let Timed { constants, input, output } = timed;
-        let (tokens, weights, case) = (tokens_of(input)?, weights_of(constants)?, &self.case);
-        let results = self.results(output)?;
-        let reference = |(tokens, weights)| Reference::new(tokens, weights, case.gate);
-        let references: Vec<Reference<'_, '_>> = tokens.iter().zip(weights).map(reference).collect();
+    fn look(&self, run: &[Timed<'_>], elements: usize, lots: &mut Rng) -> Result<Found> {
+        let case = &self.case;
         let mut look = Found::default();
+        let kind = self.element();
         for _ in 0..elements {
+            let Timed { constants, input, output } = run[lots.usize(..run.len())];
+            let (tokens, weights) = (tokens_of(input)?, weights_of(constants)?);
             let group = lots.usize(..tokens.len());
             let shape = case.groups[group];
             if shape.m == 0 {
                 continue;
             }
             let (row, column) = (lots.usize(..shape.m), lots.usize(..shape.n));
-            let reference = &references[group];
+            let reference = Reference::new(&tokens[group], &weights[group], case.gate);
             let element = reference.element(&reference.token(row), &reference.column(column));
-            let mut values = vec![0.0; shape.n];
-            results[group].row(row, &mut values);
-            let found = f64::from(values[column]);
+            let at = (row * shape.n + column) * kind.bytes();
+            let found = output.get(group).and_then(|bytes| bytes.get(at..at + kind.bytes()));
+            let found = found.map_or(f64::NAN, |bytes| kind.values(bytes)[0]);
             let bounded = Bounded::new(&element, case.gate, shape.k, Arithmetic::Unknown);
             if !bounded.accepts(found, case.output) {
                 let expected = element.value;
