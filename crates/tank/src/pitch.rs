@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::contestant::seal;
 pub use crate::entry::Run;
 use crate::settings::Settings;
 use crate::{Error, Result, operations, written};
@@ -60,7 +61,8 @@ pub struct Pitch {
     pub run: Option<Run>,
     /// The terms under which it asks to be judged, where they are stricter than the rules.
     pub deal: Deal,
-    /// The folders whose files its commands may name: that of the file it was read from, and its operation's. Any where it was read from none.
+    /// The folders whose files its commands may name: that of the file it was read from, and its operation's. Whoever is asked for a pitch has its
+    /// operation's alone.
     #[serde(skip)]
     pub places: Vec<PathBuf>,
 }
@@ -305,16 +307,19 @@ impl Pitch {
 
     /// A file beyond its places that its commands name, and a contestant could then read, with all that lies beside it.
     fn stray(&self, readable: &[PathBuf]) -> Option<PathBuf> {
-        let run = self.run.as_ref().filter(|_| !self.places.is_empty())?;
+        let run = self.run.as_ref()?;
         let system = SYSTEM.map(PathBuf::from);
         let allowed = self.places.iter().chain(readable).chain(&system);
         let allowed: Vec<PathBuf> = allowed.filter_map(|place| place.canonicalize().ok()).collect();
-        // What runs comes from anywhere: an interpreter, a compiler. A link counts as what it leads to.
-        let arguments =
-            [&run.program, &run.build].into_iter().flat_map(|command| command.iter().skip(1)).map(Path::new);
-        let files =
-            arguments.filter(|path| path.is_absolute() && path.is_file()).filter_map(|path| path.canonicalize().ok());
-        files.into_iter().find(|file| !allowed.iter().any(|place| file.starts_with(place)))
+        // An interpreter or a compiler may come from wherever programs of everyone lie. A link counts as what it leads to.
+        let for_everyone = |index: usize, path: &Path| index == 0 && path.parent().is_some_and(seal::is_shared);
+        let named = [&run.program, &run.build].into_iter().flat_map(|command| command.iter().enumerate());
+        let named = named.map(|(index, word)| (index, Path::new(word)));
+        let files = named.filter(|(index, path)| path.is_absolute() && path.is_file() && !for_everyone(*index, path));
+        let files = files.filter_map(|(_, path)| path.canonicalize().ok());
+        // What is to be built may not be there yet, and whoever builds it sees all of its folder.
+        let built_in = seal::folder_of(&run.program).filter(|_| !run.build.is_empty());
+        files.chain(built_in).find(|file| !allowed.iter().any(|place| file.starts_with(place)))
     }
 
     /// What the rules require and this pitch lacks, the gravest first.
@@ -517,9 +522,11 @@ mod tests {
             (["./kernel", "../theirs/key"], ["true", ""]),
             (["./kernel", "./link"], ["true", ""]),
             (["./kernel", ""], ["cat", "./link"]),
+            ([there.as_str(), ""], ["true", ""]),
+            (["../theirs/not-there-yet", ""], ["cat", "key"]),
         ] {
             let found = named(&program, &build);
-            assert!(found.contains("theirs/key") && found.contains("readable"), "{program:?}, {build:?}: {found}");
+            assert!(found.contains("theirs") && found.contains("readable"), "{program:?}, {build:?}: {found}");
         }
     }
 

@@ -58,7 +58,7 @@ pub(crate) fn folder_of(command: &[String]) -> Option<PathBuf> {
 }
 
 /// Whether programs of everyone lie in a folder.
-fn is_shared(folder: &Path) -> bool {
+pub(crate) fn is_shared(folder: &Path) -> bool {
     folder.ends_with("bin") || folder.ends_with("sbin") || folder.ends_with("shims")
 }
 

@@ -92,7 +92,15 @@ impl Play<'_> {
             if let Some(void) = &asked.void {
                 self.watch.say(&format!("  {} brings nothing: {void}", asked.contestant));
             }
-            brought.extend(asked.pitches);
+            // Its commands may name files of the operation's folder, and no others: what it names is read and quoted, and goes back to whoever it asks.
+            let fenced = |mut pitch: Pitch| {
+                pitch.places.clear();
+                if let Some(folder) = &self.season.operation {
+                    pitch.anchor(&folder.folder);
+                }
+                pitch
+            };
+            brought.extend(asked.pitches.into_iter().map(fenced));
         }
         Ok(brought)
     }

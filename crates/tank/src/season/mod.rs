@@ -289,7 +289,7 @@ impl Season {
     /// A season of one round with these pitches, on an operation's own problems against its own baseline.
     pub fn of_operation(operation: Folder, mut pitches: Vec<Pitch>) -> Result<Self> {
         // What an operation brings for its contestants, they may use from anywhere.
-        for pitch in pitches.iter_mut().filter(|pitch| !pitch.places.is_empty()) {
+        for pitch in &mut pitches {
             pitch.places.push(operation.folder.clone());
         }
         let about = &operation.about;

@@ -8,6 +8,7 @@ use crate::scripted::{Fate, Scripted, season, two};
 use tank::event::Event;
 use tank::ledger::{self, Record};
 use tank::play::Options;
+use tank::referee::Official;
 use tank::season::{Asked, Season};
 
 /// A stand-in for an agent: it tries one tile after the other, and says in its claim what became of the last.
@@ -78,4 +79,36 @@ fn a_budget_that_is_spent_ends_it_and_that_is_written_down() {
     assert!(records.iter().any(|record| matches!(&record.event, Event::Spent(spent) if spent.round == "step 1")));
     assert!(!folder.path().join("asked").exists(), "nobody was asked");
     assert_eq!(played(folder.path(), &season, &Options::default()).len(), records.len(), "it is over");
+}
+
+/// An agent that names files which are not its own: as an argument, as the program, and by a build in their folder.
+const SPY: &str = r#"
+import json, sys
+question = json.load(sys.stdin)
+open(sys.argv[2], "a").write(json.dumps(question))
+secret, folder = sys.argv[1], sys.argv[1].rsplit("/", 1)[0]
+runs = [{"program": ["python3", "-c", "import sys; sys.exit(open(sys.argv[1]).read())", secret]}, {"program": [secret]},
+        {"program": [folder + "/not-there-yet"], "build": ["sh", "-c", "cat key >&2; false"]}]
+pitches = [dict(question["example"], name="spy %d" % n, run=run) for n, run in enumerate(runs)]
+print(json.dumps({"pitches": pitches}))
+"#;
+
+#[test]
+fn a_secret_that_an_agents_pitch_names_reaches_neither_ledger_nor_agent() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::create_dir(path("theirs")).unwrap();
+    fs::write(path("theirs/key"), "sesame-7f3a\n").unwrap();
+    fs::write(path("agent.py"), SPY).unwrap();
+    let command = ["python3", &path("agent.py"), &path("theirs/key"), &path("asked")].map(str::to_owned).to_vec();
+    let asked = Asked { contestant: "agent".into(), command, programs: true };
+    let season = season(&[("one", two())]).evolving(&asked, 2).unwrap();
+    let ledger = folder.path().join("ledger.jsonl");
+    // The referee is the real one: it would build and start what is pitched.
+    let operation = season.operation().unwrap();
+    let mut referee = Official::new(operation, crate::common::quick(), Vec::new(), season.threads).unwrap();
+    crate::scripted::played(&season, &ledger, &mut referee, &Options::default()).unwrap();
+    let [written, told] = [fs::read_to_string(&ledger).unwrap(), fs::read_to_string(path("asked")).unwrap()];
+    assert!(!written.contains("sesame") && !told.contains("sesame"), "{written}");
+    assert_eq!(written.matches("which is neither beside the pitch").count(), 6, "each is disqualified: {written}");
 }

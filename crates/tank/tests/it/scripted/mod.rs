@@ -289,7 +289,7 @@ impl Watch for Heard {
     }
 }
 
-pub fn played(season: &Season, path: &Path, referee: &mut Scripted, options: &Options) -> Result<Played> {
+pub fn played(season: &Season, path: &Path, referee: &mut dyn Referee, options: &Options) -> Result<Played> {
     let mut ledger = Ledger::open(path)?;
     play(season, &mut ledger, referee, options, &mut Heard::default())
 }
