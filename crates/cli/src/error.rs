@@ -29,9 +29,9 @@ pub enum Error {
 
     /// A hash that is not in the ledger.
     #[error(
-        "no record of the ledger has the hash {hash:?}, among {records}; its end was cut off, or this is another ledger"
+        "no record of the ledger has the hash {hash:?}, among {records}; its end was cut off, this is another ledger, or fewer than {shortest} digits were given"
     )]
-    NoHash { hash: String, records: usize },
+    NoHash { hash: String, shortest: usize, records: usize },
 
     /// The tuning cache is switched off.
     #[error("the tuning cache is switched off; name its folder with HAMMERHEAD_TUNING")]

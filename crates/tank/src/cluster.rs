@@ -1,8 +1,8 @@
 //! A season over several machines: each question to the referee becomes a job that a launcher starts on one of them.
 //!
 //! Rounds, votes, verdicts and the ledger stay in the process that plays: it alone writes the ledger, and the rules do not know who measures. A job is a file in a
-//! folder that all machines see; [`answer`] does it there with the whole machine to itself and writes an answer beside it, with a digest. What comes without one,
-//! or with a wrong one, or not at all, since a node failed or the job was cancelled or preempted, is asked again elsewhere.
+//! folder that all machines see; [`answer`] does it there with the whole machine to itself and writes an answer beside it, sealed with the folder's secret. What comes without
+//! a seal, or with a wrong one, or not at all, since a node failed or the job was cancelled or preempted, is asked again elsewhere.
 //!
 //! A job is named by what it asks, seed included. Seeds follow from a secret of the folder's and from the ledger's head ([`secret`]), so that who goes on with a season
 //! that was killed asks the same again, finds the answer that came meanwhile, and waits for one that is under way: nothing is measured twice.
@@ -24,7 +24,7 @@ use crate::court::{Baseline, Referee, Swimmer};
 use crate::entry::Entry;
 use crate::referee::{Correctness, Sitting, Terms, seeds};
 use crate::season::{Machines, Season};
-use crate::written::hex;
+use crate::written::{hex, unhex};
 use crate::{Error, Result};
 
 /// Times that a job is tried before the season stops.
@@ -148,8 +148,8 @@ pub enum Finding {
 /// An answer as it lies in the folder.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
-    /// The digest of what was found and of the job.
-    digest: String,
+    /// What only holders of the folder's secret can make of the job and of what was found.
+    seal: String,
     /// The class of the machine that found it.
     class: String,
     /// What was found, as text, so that there is one way to write it.
@@ -159,34 +159,61 @@ struct Answer {
 }
 
 impl Answer {
-    fn digest_of(job: &str, class: &str, found: &str) -> String {
-        hex(&Sha256::digest(format!("{job}\n{class}\n{found}")))
+    fn new(secret: &Secret, job: &str, class: String, found: String, seconds: f64) -> Self {
+        let seal = secret.seal(&[job, &class, &found, &seconds.to_string()]);
+        Self { seal, class, found, seconds }
     }
 
     /// The answer to a job that lies at a path, or why there is none that can be used.
-    fn read(path: &Path, job: &str) -> Result<Self, &'static str> {
+    fn read(path: &Path, job: &str, secret: &Secret) -> Result<Self, &'static str> {
         let text = fs::read_to_string(path).map_err(|_| "no answer came")?;
         let answer: Self = serde_json::from_str(&text).map_err(|_| "an answer came in pieces")?;
-        match answer.digest == Self::digest_of(job, &answer.class, &answer.found) {
+        let Answer { seal, class, found, seconds } = &answer;
+        match *seal == secret.seal(&[job, class, found, &seconds.to_string()]) {
             true => Ok(answer),
-            false => Err("an answer came with a wrong digest"),
+            false => Err("an answer came with a wrong seal"),
         }
     }
 }
 
-/// The number that seeds of seasons over these machines are made from, drawn once and kept in their folder, where only its owner reads it.
-pub fn secret(folder: &Path) -> Result<u64> {
-    let path = make(folder)?.join("secret");
-    let failed = |source: std::io::Error| Error::Cluster { problem: format!("{}: {source}", path.display()) };
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
-        Ok(mut file) => {
-            let drawn = seeds::fresh()?;
-            file.write_all(format!("{drawn:016x}").as_bytes()).map_err(failed)?;
-            Ok(drawn)
+/// What the owner of a cluster's folder knows and nobody else: seeds follow from it, and answers are sealed with it.
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// The folder's secret, drawn once and kept there, where only its owner reads it.
+    pub fn of(folder: &Path) -> Result<Self> {
+        let path = make(folder)?.join("secret");
+        let failed = |source: std::io::Error| Error::Cluster { problem: format!("{}: {source}", path.display()) };
+        let drawn = [seeds::fresh()?, seeds::fresh()?, seeds::fresh()?, seeds::fresh()?];
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(mut file) => file.write_all(hex(bytemuck::bytes_of(&drawn)).as_bytes()).map_err(failed)?,
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(failed(error)),
         }
-        Err(_) => u64::from_str_radix(read(&path)?.trim(), 16).map_err(|error| Error::Cluster {
-            problem: format!("{}: {error}, remove it and begin anew", path.display()),
-        }),
+        let kept = unhex(read(&path)?.trim()).and_then(|bytes| bytes.try_into().ok());
+        kept.map(Self).ok_or_else(|| Error::Cluster {
+            problem: format!("{} does not hold 64 hexadecimal digits, remove it and begin anew", path.display()),
+        })
+    }
+
+    /// The number that seeds of seasons over these machines are made from.
+    pub fn seed(&self) -> u64 {
+        self.0.iter().take(8).fold(0, |seed, &byte| seed << 8 | u64::from(byte))
+    }
+
+    /// HMAC-SHA256 (RFC 2104) over some texts, each with its length before it.
+    fn seal(&self, texts: &[&str]) -> String {
+        let padded = |with: u8| {
+            let mut block = [with; 64];
+            block.iter_mut().zip(self.0).for_each(|(byte, key)| *byte ^= key);
+            Sha256::new_with_prefix(block)
+        };
+        let mut inner = padded(0x36);
+        for text in texts {
+            inner.update((text.len() as u64).to_le_bytes());
+            inner.update(text);
+        }
+        hex(&padded(0x5c).chain_update(inner.finalize()).finalize())
     }
 }
 
@@ -205,7 +232,8 @@ pub fn class(machine: &Machine) -> String {
 /// Does a job that lies in a folder, with a referee for its season, and leaves the answer beside it, unless there is one. Where it begins it leaves the node's name.
 pub fn answer(job: &Path, referee: impl FnOnce(&Season) -> Result<Box<dyn Referee>>) -> Result<()> {
     let (text, began) = (read(job)?, Instant::now());
-    if Answer::read(&job.with_extension("answer"), &text).is_ok() {
+    let secret = Secret::of(job.parent().unwrap_or(Path::new(".")))?;
+    if Answer::read(&job.with_extension("answer"), &text, &secret).is_ok() {
         return Ok(());
     }
     let node = std::env::var("SLURMD_NODENAME").unwrap_or_default();
@@ -227,7 +255,7 @@ pub fn answer(job: &Path, referee: impl FnOnce(&Season) -> Result<Box<dyn Refere
     let found = serde_json::to_string(&found).map_err(|source| garbled(job, &source))?;
     let class = class(&Machine::detect());
     let seconds = began.elapsed().as_secs_f64();
-    let answer = Answer { digest: Answer::digest_of(&text, &class, &found), class, found, seconds };
+    let answer = Answer::new(&secret, &text, class, found, seconds);
     let answer = serde_json::to_string(&answer).map_err(|source| garbled(job, &source))?;
     write_whole(&job.with_extension("answer"), &answer)
 }
@@ -246,6 +274,7 @@ pub struct Cluster {
     worker: Vec<String>,
     /// Seen by all machines under the same name.
     folder: PathBuf,
+    secret: Secret,
     watcher: Box<dyn Fn(&str)>,
     /// The wait after the first try that came to nothing; it doubles with each.
     wait: Duration,
@@ -262,9 +291,14 @@ impl Cluster {
         folder: &Path,
         watcher: impl Fn(&str) + 'static,
     ) -> Result<Self> {
-        let (season, folder) = (season.clone(), make(folder)?);
+        let (season, folder, secret) = (season.clone(), make(folder)?, Secret::of(folder)?);
         let watcher = Box::new(watcher);
-        Ok(Self { season, launcher, worker, folder, watcher, wait: WAIT, waited: Duration::ZERO })
+        Ok(Self { season, launcher, worker, folder, secret, watcher, wait: WAIT, waited: Duration::ZERO })
+    }
+
+    /// The number that seeds of seasons over these machines are made from.
+    pub fn seed(&self) -> u64 {
+        self.secret.seed()
     }
 
     /// Asks, and notes how much of the time nobody was at it.
@@ -330,7 +364,7 @@ impl Cluster {
             let _ = fs::remove_file(&path);
             Ok(Err(why))
         };
-        let (class, found, seconds) = match Answer::read(&path, text) {
+        let (class, found, seconds) = match Answer::read(&path, text, &self.secret) {
             Ok(Answer { class, found, seconds, .. }) => (class, found, seconds),
             Err(why) => return refused(why.to_owned()),
         };
@@ -437,8 +471,12 @@ mod tests {
         let (job, class) = (serde_json::to_string(&job).unwrap(), "a class".to_owned());
         let baseline = Baseline { shapes: Vec::new(), flops_per_second: Some(2.0), bytes_per_second: None };
         let found = serde_json::to_string(&Finding::Baseline(baseline.clone())).unwrap();
-        let good = Answer { digest: Answer::digest_of(&job, &class, &found), class, found, seconds: 1e9 };
-        fs::write(folder.path().join("good"), serde_json::to_string(&good).unwrap()).unwrap();
+        let secret = Secret::of(folder.path()).unwrap();
+        let sealed = |secret: &Secret, seconds| {
+            let answer = Answer::new(secret, &job, class.clone(), found.clone(), seconds);
+            serde_json::to_string(&answer).unwrap()
+        };
+        fs::write(folder.path().join("good"), sealed(&secret, 1e9)).unwrap();
 
         let hosts = ["one", "two", "three"];
         let mut first = cluster(folder.path(), &hosts);
@@ -451,18 +489,32 @@ mod tests {
         // Who goes on with the season finds the answer. If it took no time, all of the time was waited.
         let answer = fs::read_dir(folder.path()).unwrap().flatten().map(|file| file.path());
         let answer = answer.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "answer")).unwrap();
-        fs::write(&answer, serde_json::to_string(&Answer { seconds: 0.0, ..good }).unwrap()).unwrap();
+        fs::write(&answer, sealed(&secret, 0.0)).unwrap();
         let mut second = cluster(folder.path(), &hosts);
         assert_eq!(second.baseline(swimmer, 7).unwrap(), baseline);
         assert_eq!(launches().lines().count(), 3);
         assert!(second.waited() > Duration::ZERO);
         // To another question this is no answer, nor is it one of another class.
         let error = cluster(folder.path(), &hosts).baseline(swimmer, 8).unwrap_err().to_string();
-        assert!(error.contains("wrong digest"), "{error}");
+        assert!(error.contains("wrong seal"), "{error}");
+        // Nor is what somebody wrote who does not know the secret.
+        let stranger = sealed(&Secret([7; 32]), 0.0);
+        fs::write(folder.path().join("good"), &stranger).unwrap();
+        fs::write(&answer, &stranger).unwrap();
+        let error = cluster(folder.path(), &hosts).baseline(swimmer, 7).unwrap_err().to_string();
+        assert!(error.contains("wrong seal"), "{error}");
+        fs::write(folder.path().join("good"), sealed(&secret, 0.0)).unwrap();
         let class = format!("{}.class", &season::builtin().unwrap().digest()[..24]);
         fs::write(folder.path().join(class), "another class").unwrap();
         let error = cluster(folder.path(), &hosts).baseline(swimmer, 7).unwrap_err().to_string();
         assert!(error.contains("another class"), "{error}");
+    }
+
+    #[test]
+    fn a_seal_depends_on_the_secret_and_on_where_each_text_ends() {
+        let secret = Secret([1; 32]);
+        assert_ne!(secret.seal(&["ab", "c"]), secret.seal(&["a", "bc"]));
+        assert_ne!(secret.seal(&["abc"]), Secret([0; 32]).seal(&["abc"]));
     }
 
     #[test]
@@ -512,7 +564,10 @@ mod tests {
         fs::write(path.with_extension("answer"), &first[..first.len() / 2]).unwrap();
         answer(&path, blocked).unwrap();
         let text = fs::read_to_string(&path).unwrap();
-        assert!(Answer::read(&path.with_extension("answer"), &text).is_ok(), "a piece is no answer");
+        assert!(
+            Answer::read(&path.with_extension("answer"), &text, &Secret::of(folder.path()).unwrap()).is_ok(),
+            "a piece is no answer"
+        );
     }
 
     #[test]
@@ -530,8 +585,8 @@ mod tests {
     fn a_secret_is_drawn_once_and_is_its_owners() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
-        let drawn = secret(folder.path()).unwrap();
-        assert_eq!(secret(folder.path()).unwrap(), drawn);
+        let drawn = Secret::of(folder.path()).unwrap().0;
+        assert_eq!(Secret::of(folder.path()).unwrap().0, drawn);
         let mode = fs::metadata(folder.path().join("secret")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }

@@ -3,7 +3,7 @@
 //! One JSON object a line. Each holds the hash of the line before it, and ends with a hash of its own over every byte
 //! that stands before that; so a line that was changed, removed, inserted or moved is found, and told by its number. What a
 //! chain cannot show is that its end was cut off, or that somebody who knows how has added to it: for that, the head is noted in
-//! another folder before each line is written ([`Ledger::open_noted`]), and reports print it.
+//! another folder ([`Ledger::open_noted`]), announced before each line is written and confirmed after, and reports print it.
 //!
 //! A line is written at once and synced before anything goes on. If the machine dies in the middle, the last line is torn;
 //! it is cut off when the ledger is opened again, and that is recorded too. One writer at a time: the file is locked.
@@ -65,13 +65,28 @@ pub struct Ledger {
     records: Vec<Record>,
     /// Where its head is noted, if it is.
     note: Option<PathBuf>,
+    noted: Noted,
 }
 
-/// What is noted of a ledger: how many records it has and the last one's hash, before a line is written and after.
-#[derive(Debug, Serialize, Deserialize)]
+/// A ledger's end: how many records it has and the last one's hash.
+type Head = (usize, String);
+
+/// What is noted of a ledger: its end, and the one that it has if the line that was announced came to be written.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Note {
-    before: (usize, String),
-    after: (usize, String),
+    head: Head,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    announced: Option<Head>,
+}
+
+/// Whether the end of a ledger could be held against a note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noted {
+    /// Its end is the one that was noted.
+    Confirmed,
+    /// No note of it is known here: nothing can be said of its end.
+    Unknown,
 }
 
 /// A ledger's text, checked from the first line to the last.
@@ -141,43 +156,62 @@ fn note_of(path: &Path, notes: &Path) -> PathBuf {
     notes.join(format!("{}.head", &hex(&Sha256::digest(place.as_os_str().as_encoded_bytes()))[..32]))
 }
 
-/// Refuses a ledger whose end is not the one that was noted in this folder. Nothing is said of one that was never noted.
-pub fn check_note(path: &Path, records: &[Record], notes: &Path) -> Result<()> {
-    let Ok(text) = fs::read_to_string(note_of(path, notes)) else { return Ok(()) };
-    let Ok(Note { before, after }) = serde_json::from_str::<Note>(&text) else { return Ok(()) };
-    let head = (records.len(), records.last().map_or(GENESIS, |record| &record.hash).to_owned());
-    if head == before || head == after {
-        return Ok(());
-    }
-    let known = after.0 > 0 && records.get(after.0 - 1).is_some_and(|record| record.hash == after.1);
-    let (line, problem) = match known {
-        true => (after.0 + 1, "it was added by something else than the tank".to_owned()),
-        // Whoever took it away to begin anew has to be told how.
-        false if records.is_empty() => {
-            let note = note_of(path, notes);
-            let remedy = format!("if you took them away yourself, remove {} as well", note.display());
-            (1, format!("{} records were written here, and all of them are gone ({remedy})", after.0))
-        }
-        false => (records.len() + 1, format!("{} records were written here, and the last of them is gone", after.0)),
+/// The end of a ledger.
+fn head_of(records: &[Record]) -> Head {
+    (records.len(), records.last().map_or(GENESIS, |record| &record.hash).to_owned())
+}
+
+/// Refuses a ledger whose end is not the one that was noted in this folder, or whose note cannot be read.
+pub fn check_note(path: &Path, records: &[Record], notes: &Path) -> Result<Noted> {
+    let note = note_of(path, notes);
+    let remedy = format!("if you know why, remove {} as well", note.display());
+    let refused = |line, problem: String| {
+        Err(Error::Tampered { path: path.to_path_buf(), line, problem: format!("{problem} ({remedy})") })
     };
-    Err(Error::Tampered { path: path.to_path_buf(), line, problem })
+    let text = match fs::read_to_string(&note) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Noted::Unknown),
+        text => text.map_err(|error| error.to_string()),
+    };
+    let read = text.and_then(|text| serde_json::from_str::<Note>(&text).map_err(|error| error.to_string()));
+    let (head, announced) = match read {
+        Ok(Note { head, announced }) => (head, announced),
+        Err(why) => return refused(records.len(), format!("the note of its end cannot be read: {why}")),
+    };
+    let found = head_of(records);
+    if found == head || announced.as_ref() == Some(&found) {
+        return Ok(Noted::Confirmed);
+    }
+    let (count, hash) = announced.unwrap_or(head);
+    let known = count > 0 && records.get(count - 1).is_some_and(|record| record.hash == hash);
+    match known {
+        true => refused(count + 1, "it was added by something else than the tank".to_owned()),
+        false if records.is_empty() => {
+            refused(1, format!("{count} records were written here, and all of them are gone"))
+        }
+        false => {
+            refused(records.len() + 1, format!("{count} records were written here, and the last of them is not here"))
+        }
+    }
 }
 
 impl Ledger {
     /// Opens a ledger whose head is noted in a folder, and refuses one whose end is not as it was noted.
     pub fn open_noted(path: &Path, notes: &Path) -> Result<Self> {
-        let mut ledger = Self::open_checked(path, |records| check_note(path, records, notes))?;
         fs::create_dir_all(notes).map_err(|source| Error::Write { path: notes.to_path_buf(), source })?;
-        ledger.note = Some(note_of(path, notes));
-        Ok(ledger)
+        Self::open_in(path, Some(notes))
     }
 
     /// Opens a ledger for writing, or begins one. A torn last line is cut off, and that is recorded.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::open_checked(path, |_| Ok(()))
+        Self::open_in(path, None)
     }
 
-    fn open_checked(path: &Path, fits: impl FnOnce(&[Record]) -> Result<()>) -> Result<Self> {
+    /// Whether its end was held against a note when it was opened. A ledger that begins here has no end to be held against anything.
+    pub fn noted(&self) -> Noted {
+        self.noted
+    }
+
+    fn open_in(path: &Path, notes: Option<&Path>) -> Result<Self> {
         let unwritable = |source| Error::Write { path: path.to_path_buf(), source };
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(unwritable)?;
@@ -196,8 +230,13 @@ impl Ledger {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
         let Checked { records, whole, torn } = check(path, &bytes)?;
-        fits(&records)?;
-        let mut ledger = Self { path: path.to_path_buf(), file, records, note: None };
+        let noted = match notes {
+            Some(notes) if !records.is_empty() || note_of(path, notes).exists() => check_note(path, &records, notes)?,
+            Some(_) => Noted::Confirmed,
+            None => Noted::Unknown,
+        };
+        let note = notes.map(|notes| note_of(path, notes));
+        let mut ledger = Self { path: path.to_path_buf(), file, records, note, noted };
         if whole == 0 {
             ledger.sync_folder()?;
         }
@@ -212,6 +251,10 @@ impl Ledger {
         if !torn.is_empty() {
             let text = String::from_utf8_lossy(&torn).into_owned();
             ledger.append(0, Recovered { bytes: torn.len(), text }.into())?;
+        }
+        // Whichever of two ends it had, from now on it is this one.
+        if !ledger.records.is_empty() {
+            ledger.note(None)?;
         }
         Ok(ledger)
     }
@@ -247,15 +290,20 @@ impl Ledger {
         let line = format!("{open}{SEAM}{hash}\"}}\n");
         // What cannot be read back must not be written: a number that is none would make a line that nobody can check.
         let record = serde_json::from_str(&line).map_err(unwritable)?;
-        if let Some(note) = &self.note {
-            let after = (self.records.len() + 1, hash.clone());
-            let text = serde_json::to_string(&Note { before: (self.records.len(), prev.clone()), after })
-                .map_err(unwritable)?;
-            write_note(note, &text).map_err(|source| Error::Write { path: note.clone(), source })?;
-        }
+        self.note(Some((self.records.len() + 1, hash)))?;
         self.write(line.as_bytes())?;
         self.records.push(record);
+        self.note(None)?;
         Ok(&self.records[self.records.len() - 1])
+    }
+
+    /// Notes its end, and the one that it will have if what is about to be written gets there.
+    fn note(&self, announced: Option<Head>) -> Result<()> {
+        let Some(path) = &self.note else { return Ok(()) };
+        let note = Note { head: head_of(&self.records), announced };
+        let written =
+            serde_json::to_string(&note).map_err(std::io::Error::from).and_then(|text| write_note(path, &text));
+        written.map_err(|source| Error::Write { path: path.clone(), source })
     }
 
     /// Every record.
@@ -439,10 +487,44 @@ mod tests {
         );
         let cut = whole[..whole.len() - 1].iter().rposition(|&byte| byte == b'\n').unwrap() + 1;
         fs::write(&path, &whole[..cut]).unwrap();
-        assert!(Ledger::open_noted(&path, &notes).is_ok(), "the last line may not have been written before a kill");
+        assert!(matches!(Ledger::open_noted(&path, &notes), Err(Error::Tampered { line: 4, .. })), "the last is gone");
         let shorter = whole[..cut - 1].iter().rposition(|&byte| byte == b'\n').unwrap() + 1;
         fs::write(&path, &whole[..shorter]).unwrap();
         assert!(matches!(Ledger::open_noted(&path, &notes), Err(Error::Tampered { line: 3, .. })));
+    }
+
+    #[test]
+    fn a_line_that_a_kill_kept_from_being_written_or_from_being_confirmed_is_nobodys_fault() {
+        let (folder, path) = written(0);
+        let notes = folder.path().join("notes");
+        let mut ledger = Ledger::open_noted(&path, &notes).unwrap();
+        ledger.append(1, event(0)).unwrap();
+        let (short, first) = (fs::read(&path).unwrap(), head_of(ledger.records()));
+        ledger.append(1, event(1)).unwrap();
+        let (long, second) = (fs::read(&path).unwrap(), head_of(ledger.records()));
+        drop(ledger);
+        let announced = serde_json::to_string(&Note { head: first, announced: Some(second) }).unwrap();
+        for bytes in [&short, &long] {
+            fs::write(note_of(&path, &notes), &announced).unwrap();
+            fs::write(&path, bytes).unwrap();
+            assert_eq!(Ledger::open_noted(&path, &notes).unwrap().noted(), Noted::Confirmed);
+            // From then on the other one is refused.
+            fs::write(&path, if bytes == &short { &long } else { &short }).unwrap();
+            assert!(matches!(Ledger::open_noted(&path, &notes), Err(Error::Tampered { .. })));
+        }
+    }
+
+    #[test]
+    fn a_note_that_cannot_be_read_is_refused_and_one_that_is_not_known_is_told() {
+        let (folder, path) = written(2);
+        let notes = folder.path().join("notes");
+        assert_eq!(Ledger::open_noted(&path, &notes).unwrap().noted(), Noted::Unknown);
+        assert_eq!(Ledger::open_noted(&path, &notes).unwrap().noted(), Noted::Confirmed, "it is noted from then on");
+        for text in ["", "{}", "no note", "\u{0}"] {
+            fs::write(note_of(&path, &notes), text).unwrap();
+            let found = Ledger::open_noted(&path, &notes).unwrap_err().to_string();
+            assert!(found.contains("cannot be read"), "{text:?}: {found}");
+        }
     }
 
     #[test]

@@ -4,11 +4,14 @@ use clap::Args as ClapArgs;
 use serde::Serialize;
 use tank::event::Event;
 use tank::history;
-use tank::ledger::{self as book, Checked, Record};
+use tank::ledger::{self as book, Checked, Noted, Record};
 
 use super::place::Where;
 use crate::table::Table;
 use crate::{Error, Result, console};
+
+/// Digits by which a hash is told from others; fewer would be found by trying.
+const SHORTEST_HASH: usize = 16;
 
 /// List what happened, one line per record
 #[derive(Debug, ClapArgs)]
@@ -33,8 +36,9 @@ pub struct Show {
 #[derive(Debug, ClapArgs)]
 #[command(
     long_about = "Check the ledger from its first line to its last: each line's hash, and that it follows the line before. \
-    A line that was changed, removed, inserted or moved is located. A chain cannot show that its end was cut off; give \
-    --head with a hash noted elsewhere (reports print it) to check that too."
+    A line that was changed, removed, inserted or moved is located. A chain cannot show that its end was cut off or forged: the \
+    end is held against the note that this account keeps of it, and where none is known that is said; give --head with a \
+    hash noted elsewhere (reports print it) to check that too."
 )]
 pub struct Verify {
     #[command(flatten)]
@@ -160,16 +164,26 @@ pub fn show(args: &Show) -> Result<()> {
 /// Checks the ledger.
 pub fn verify(args: &Verify) -> Result<()> {
     let records = read(&args.place)?;
-    if let Some(notes) = super::place::notes() {
-        book::check_note(&args.place.ledger, &records, &notes)?;
-    }
+    let noted = match super::place::notes() {
+        Some(notes) => book::check_note(&args.place.ledger, &records, &notes)?,
+        None => Noted::Unknown,
+    };
     if let Some(head) = &args.head
-        && (head.is_empty() || !records.iter().any(|r| r.hash.starts_with(head.as_str())))
+        && (head.len() < SHORTEST_HASH || !records.iter().any(|r| r.hash.starts_with(head.as_str())))
     {
-        return Err(Error::NoHash { hash: head.clone(), records: records.len() });
+        return Err(Error::NoHash { hash: head.clone(), shortest: SHORTEST_HASH, records: records.len() });
     }
+    let end = match (noted, &args.head) {
+        (Noted::Confirmed, _) => "its end is the one that this account has noted",
+        (Noted::Unknown, Some(_)) => {
+            "no note of its end is known on this account, and it holds the hash that was given"
+        }
+        (Noted::Unknown, None) => {
+            "no note of its end is known on this account: that something was cut off or added there, only --head can show"
+        }
+    };
     let head = records.last().map_or("none", |r| r.hash.as_str());
-    console::print(&format!("{} records, every hash holds; the head is {head}\n", records.len()))
+    console::print(&format!("{} records, every hash holds; the head is {head}; {end}\n", records.len()))
 }
 
 /// Prints the graveyard.

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use hammerhead::tuning;
-use tank::ledger::Ledger;
+use tank::ledger::{Ledger, Noted};
 
-use crate::Result;
+use crate::{Result, console};
 
 /// Where a ledger lies when nobody says otherwise.
 const LEDGER: &str = "hammerhead-tank/ledger.jsonl";
@@ -27,9 +27,14 @@ pub fn notes() -> Option<PathBuf> {
 impl Where {
     /// Opens the ledger for writing.
     pub fn open(&self) -> Result<Ledger> {
-        Ok(match notes() {
-            Some(notes) => Ledger::open_noted(&self.ledger, &notes)?,
-            None => Ledger::open(&self.ledger)?,
-        })
+        let Some(notes) = notes() else { return Ok(Ledger::open(&self.ledger)?) };
+        let ledger = Ledger::open_noted(&self.ledger, &notes)?;
+        if ledger.noted() == Noted::Unknown {
+            console::remark(&format!(
+                "no note of the end of {} is known on this account: whether something was cut off or added there cannot be seen",
+                self.ledger.display()
+            ));
+        }
+        Ok(ledger)
     }
 }

@@ -218,9 +218,9 @@ pub(super) fn run(
         return run_with(season, place, page, &options, &mut referee.watched(told));
     };
     let folder = machines.shared.clone().unwrap_or_else(|| place.ledger.with_file_name("cluster"));
-    options.secret = Some(cluster::secret(&folder)?);
     let worker = this_program("answer")?;
     let mut referee = Cluster::new(season, Launcher::of(&machines)?, worker, &folder, told)?;
+    options.secret = Some(referee.seed());
     run_with(season, place, page, &options, &mut referee)
 }
 
