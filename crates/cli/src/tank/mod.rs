@@ -41,7 +41,7 @@ enum Command {
     Play(Box<play::Args>),
     NewPitch(write::NewPitch),
     NewOperation(operation::New),
-    ImportTask(operation::Import),
+    Import(operation::Import),
     CheckPitch(write::CheckPitch),
     /// Print every number of the rules with its meaning, as a file to set them anew
     Settings,
@@ -70,7 +70,7 @@ pub fn tank(args: &Args) -> Result<()> {
         Command::Play(args) => play::play(args),
         Command::NewPitch(args) => write::new_pitch(args),
         Command::NewOperation(args) => operation::new(args),
-        Command::ImportTask(args) => operation::import(args),
+        Command::Import(args) => operation::import(args),
         Command::CheckPitch(args) => write::check_pitch(args),
         Command::Settings => write::settings(),
         Command::Season => write::season(),

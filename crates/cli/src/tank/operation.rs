@@ -1,13 +1,12 @@
-//! Operations as folders: a new one to begin from, and one made of a community task.
+//! Operations as folders: a new one to begin from, and one made of somebody else's problem.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use clap::Args as ClapArgs;
-use tank::operations;
-use tank::operations::folder::{example, import};
-use tank::pitch::Pitch;
+use tank::operations::folder::example;
+use tank::operations::folder::import::Imported;
 
 use crate::{Error, Result, console};
 
@@ -47,25 +46,34 @@ pub fn new(args: &New) -> Result<()> {
     Ok(())
 }
 
-/// Make an operation of a community task: task.yml, reference.py and submissions with `custom_kernel`
+/// Make an operation of a problem as others write them: GPU MODE, FlashInfer-Bench, SOL-ExecBench, KernelBench
 #[derive(Debug, ClapArgs)]
-#[command(
-    long_about = "Make an operation of a task as the GPU MODE community writes them: task.yml with tests and benchmarks, reference.py with \
-    generate_input, ref_kernel and check_implementation, and submission.py with custom_kernel. The task's own generator makes the numbers, from the \
-    referee's seeds, and its own check judges. Where there is no GPU, what the task wants on one it gets on the processor.\n\n\
+#[command(long_about = "Make an operation of a problem as others write them, with a pitch for every submission:\n  \
+    task.yml with reference.py (GPU MODE), submissions with custom_kernel;\n  \
+    definition.json with workload.jsonl and solution.json (FlashInfer-Bench, SOL-ExecBench), or a data set with definitions/;\n  \
+    a module with Model, get_inputs and get_init_inputs (KernelBench), submissions with ModelNew.\n\
+    The problem's own generator makes the numbers, from the referee's seeds, and its own reference judges, by its own tolerances or stricter ones. Where there is no \
+    GPU, what it wants on one it gets on the processor.\n\n\
     Examples:\n  \
-    hammerhead tank import-task problems/vectoradd --into vectoradd --python ~/venv/bin/python\n  \
-    hammerhead tank play --operation vectoradd --pitch vectoradd/submission.toml"
-)]
+    hammerhead tank import problems/vectoradd --into vectoradd --python ~/venv/bin/python\n  \
+    hammerhead tank import KernelBench/level1/1_Square_matrix_multiplication_.py --submission fast.py --into square\n  \
+    hammerhead tank import flashinfer-trace --definition gemm_n4096_k4096 --into gemm\n  \
+    hammerhead tank play --operation vectoradd --pitch vectoradd/submission.toml --json")]
 pub struct Import {
-    /// The task's folder
-    task: PathBuf,
-    /// The operation's folder [default: the task's name]
+    /// The problem's folder, or a module's file
+    problem: PathBuf,
+    /// The operation's folder [default: the problem's name]
     #[arg(long, value_name = "FOLDER")]
     into: Option<PathBuf>,
     /// An interpreter that can import torch
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: String,
+    /// Which definition of a data set
+    #[arg(long, value_name = "NAME")]
+    definition: Option<String>,
+    /// A submission beside those that lie with the problem: custom_kernel, ModelNew, or a solution as JSON
+    #[arg(long, value_name = "FILE")]
+    submission: Vec<PathBuf>,
 }
 
 /// Where the interpreter's modules lie, by its own word.
@@ -74,10 +82,11 @@ const FOLDERS: &str = "import sys, os, torch; print(sys.executable); [print(p) f
 
 /// Writes the operation; a folder that is there is left alone.
 pub fn import(args: &Import) -> Result<()> {
-    let name = args.task.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-    let name = name.unwrap_or_else(|| "task".to_owned());
-    let folder = args.into.clone().unwrap_or_else(|| PathBuf::from(&name));
-    let task = import::Task::read(&args.task.join("task.yml"))?;
+    let mut found = Imported::read(&args.problem, args.definition.as_deref())?;
+    for path in &args.submission {
+        found.submit(path)?;
+    }
+    let folder = args.into.clone().unwrap_or_else(|| PathBuf::from(&found.name));
     if folder.exists() {
         return Err(Error::Destination { path: folder, problem: "it is there already" });
     }
@@ -89,50 +98,21 @@ pub fn import(args: &Import) -> Result<()> {
     let mut lines = told.as_deref().unwrap_or_default().lines().map(str::to_owned);
     let python = lines.next().ok_or_else(|| Error::NoTorch { python: args.python.clone() })?;
     let readable: Vec<String> = lines.collect();
-    let made = write(&task, &args.task, &folder, (&name, &python, &readable));
+    let made = found.write(&folder, &python, &readable);
     if made.is_err() {
         // Half of it would stand in the way of the next try.
         let _ = fs::remove_dir_all(&folder);
     }
-    made?;
+    made.map_err(|cause| Error::Write { path: folder.clone(), cause })?;
     let shown = folder.display();
     console::print(&format!("{shown}\n"))?;
-    console::remark(&format!("play it: hammerhead tank play --operation {shown} --pitch {shown}/submission.toml"));
-    Ok(())
-}
-
-/// Writes the folder of an operation that is made of a task.
-fn write(
-    task: &import::Task,
-    from: &Path,
-    folder: &Path,
-    (name, python, readable): (&str, &str, &[String]),
-) -> Result<()> {
-    let failed = |cause| Error::Write { path: folder.to_owned(), cause };
-    let unread = |path, source| tank::Error::Read { path, source };
-    fs::create_dir_all(folder).map_err(failed)?;
-    for entry in fs::read_dir(from).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if let Some(name) = path.file_name().filter(|_| path.extension().is_some_and(|ending| ending == "py")) {
-            fs::copy(&path, folder.join(name)).map_err(failed)?;
+    found.remarks.iter().for_each(|remark| console::remark(remark));
+    let pitches: String = found.submissions.iter().map(|(name, _)| format!(" --pitch {shown}/{name}.toml")).collect();
+    console::remark(&match pitches.as_str() {
+        "" => {
+            format!("no submission came with it; add one by --submission, and write a pitch for {shown}/contestant.py")
         }
-    }
-    for (name, source) in &task.files {
-        // The runner that a task names is the community's; here the referee runs it.
-        if let Some(name) = Path::new(name).file_name().filter(|_| name != "eval.py") {
-            let source = from.join(source);
-            fs::copy(&source, folder.join(name)).map_err(|cause| unread(source, cause))?;
-        }
-    }
-    let reference = folder.join("reference.py");
-    fs::metadata(reference).map_err(|cause| unread(from.join("reference.py"), cause))?;
-    for (name, text) in import::FILES {
-        fs::write(folder.join(name), text).map_err(failed)?;
-    }
-    let baseline = format!("./{}", import::BASELINE);
-    fs::write(folder.join("operation.toml"), task.description(name, python, readable, &baseline)).map_err(failed)?;
-    let run = format!("program = [{:?}, \"./contestant.py\", \"./submission.py\"]", python);
-    let pitch = Pitch::example("submission").replace(operations::EXAMPLE_RUN, &run);
-    fs::write(folder.join("submission.toml"), pitch).map_err(failed)?;
+        pitches => format!("play it: hammerhead tank play --operation {shown}{pitches}"),
+    });
     Ok(())
 }

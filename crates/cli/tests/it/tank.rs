@@ -270,10 +270,10 @@ fn a_community_task_wants_an_interpreter_that_has_torch() {
     let folder = folder.path();
     fs::create_dir(folder.join("task")).unwrap();
     fs::write(folder.join("task/task.yml"), "tests:\n  - {\"size\": 8, \"seed\": 1}\n").unwrap();
-    let refused = output(folder, &["import-task", "task", "--into", "op", "--python", "false"]);
+    let refused = output(folder, &["import", "task", "--into", "op", "--python", "false"]);
     assert_refused(&refused, &["\"false\" cannot import torch", "--python"]);
     // It answers whatever it is asked, as an interpreter that has torch.
-    let imported = || output(folder, &["import-task", "task", "--into", "op", "--python", "echo"]);
+    let imported = || output(folder, &["import", "task", "--into", "op", "--python", "echo"]);
     assert_refused(&imported(), &["cannot read", "task/reference.py"]);
     fs::write(folder.join("task/reference.py"), "").unwrap();
     let listed =
@@ -281,5 +281,5 @@ fn a_community_task_wants_an_interpreter_that_has_torch() {
     fs::write(folder.join("task/task.yml"), listed).unwrap();
     assert_refused(&imported(), &["cannot read", "utils.py"]);
     assert!(!folder.join("op").exists(), "nothing is left half done");
-    assert_refused(&output(folder, &["import-task", "nowhere"]), &["nowhere/task.yml"]);
+    assert_refused(&output(folder, &["import", "nowhere"]), &["nowhere"]);
 }

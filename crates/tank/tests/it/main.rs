@@ -7,6 +7,7 @@ mod contestants;
 mod evolve;
 mod foretold;
 mod format;
+mod imports;
 mod operations;
 mod report;
 mod resume;

@@ -1,44 +1,324 @@
-//! Tasks as the GPU MODE community writes them: `task.yml`, `reference.py` with `generate_input` and `check_implementation`, and
-//! submissions with `custom_kernel`. They become an operation: the task's own generator makes the numbers, its own check judges, and a submission
-//! runs as a contestant in a process of its own.
+//! Problems as others write them, each made an operation: its own reference makes the numbers and judges, and a submission runs as a contestant in a process of
+//! its own.
+//!
+//! - GPU MODE: `task.yml`, `reference.py` with `generate_input` and `check_implementation`, submissions with `custom_kernel`.
+//! - FlashInfer-Bench, SOL-ExecBench: `definition.json`, `workload.jsonl`, solutions as JSON; or a whole data set of them.
+//! - KernelBench: a module with `Model`, `get_inputs` and `get_init_inputs`; submissions with `ModelNew`.
+//!
+//! Only files of the problem's own folder are read, and Python files right beside it, where tasks of one collection share some: a problem comes from anyone, and
+//! what is copied contestants can read.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::yaml::{self, Item};
 use super::{Given, Sizes};
+use crate::operations::EXAMPLE_RUN;
+use crate::pitch::Pitch;
 use crate::{Error, Result, written};
 
-/// The task's own reference as a submission.
-pub const BASELINE: &str = "baseline_submission.py";
+/// The problem's own reference as a submission.
+const BASELINE: &str = "baseline_submission.py";
 
-/// Files that are written beside the task's own.
-pub const FILES: [(&str, &str); 7] = [
+/// What every imported operation has beside the problem's own files.
+const FILES: [(&str, &str); 8] = [
     (BASELINE, include_str!("import/baseline_submission.py")),
     ("operation.py", include_str!("import/operation.py")),
     ("contestant.py", include_str!("import/contestant.py")),
+    ("submitted.py", include_str!("import/submitted.py")),
     ("task_tensors.py", include_str!("import/task_tensors.py")),
     ("task_on_gpu.py", include_str!("import/task_on_gpu.py")),
     ("lent.py", include_str!("../../../../../examples/operations/gpu-matmul/lent.py")),
     ("tank.py", include_str!("../../../../../examples/operations/softmax/tank.py")),
 ];
 
-/// A task's lists of problems.
+/// What a definition's reference is read by, and a module's.
+const OF_DEFINITION: &str = include_str!("import/reference_of_definition.py");
+const OF_MODULE: &str = include_str!("import/reference_of_module.py");
+
+/// A problem that was found, ready to be written as an operation's folder.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Task {
-    /// The task's own files: their names, and where they lie from the task's folder.
-    pub files: Vec<(String, String)>,
+pub struct Imported {
+    /// Its name.
+    pub name: String,
+    /// Files, with their bytes.
+    pub files: Vec<(String, Vec<u8>)>,
     /// What is asked.
     pub tests: Vec<Sizes>,
     /// What is timed.
     pub benchmarks: Vec<Sizes>,
+    /// Submissions that came with it: a name, and the file.
+    pub submissions: Vec<(String, String)>,
+    /// What a reader should know that was left out.
+    pub remarks: Vec<String>,
+}
+
+impl Imported {
+    /// Reads a folder, or a module's file, in whichever of the formats it is. Of a data set, `which` names the definition.
+    pub fn read(path: &Path, which: Option<&str>) -> Result<Self> {
+        let nothing = |remedy: &str| {
+            let problem = "it is no problem that is understood".to_owned();
+            Err(Error::Rules { what: path.display().to_string(), problem, remedy: remedy.to_owned() })
+        };
+        let mut found = if path.is_file() && path.extension().is_some_and(|ending| ending == "py") {
+            Self::of_module(path)?
+        } else if path.join("task.yml").exists() {
+            Self::of_task(path)?
+        } else if path.join("definition.json").exists() {
+            let solutions = listed(path)?.into_iter().filter(|path| name_of_file(path).starts_with("solution"));
+            Self::of_definition(path, "definition.json", "workload.jsonl", solutions.collect())?
+        } else if path.join("definitions").is_dir() {
+            Self::of_data_set(path, which)?
+        } else {
+            let modules: Vec<PathBuf> = listed(path)?.into_iter().filter(|path| is_module(path)).collect();
+            match modules.as_slice() {
+                [module] => Self::of_module(module)?,
+                [] => {
+                    return nothing(
+                        "name a folder with task.yml, definition.json or definitions/, or a file with `Model` and `get_inputs`",
+                    );
+                }
+                _ => return nothing("it holds several modules: name one of the files"),
+            }
+        };
+        if found.benchmarks.is_empty() {
+            found.benchmarks = std::mem::take(&mut found.tests);
+        }
+        found.files.extend(FILES.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec())));
+        Ok(found)
+    }
+
+    /// GPU MODE's format.
+    fn of_task(folder: &Path) -> Result<Self> {
+        let task = Task::read(&folder.join("task.yml"))?;
+        let mut found =
+            Self { name: name_of(folder), tests: task.tests, benchmarks: task.benchmarks, ..Self::default() };
+        for path in listed(folder)?.iter().filter(|path| path.extension().is_some_and(|ending| ending == "py")) {
+            found.take(folder, &name_of_file(path), &name_of_file(path))?;
+        }
+        for (name, source) in &task.files {
+            // The runner that a task names is the community's; here the referee runs it.
+            if name != "eval.py" {
+                found.take(folder, name, source)?;
+            }
+        }
+        if !found.has("reference.py") {
+            found.take(folder, "reference.py", "reference.py")?;
+        }
+        if found.has("submission.py") {
+            found.submissions.push(("submission".to_owned(), "submission.py".to_owned()));
+        }
+        Ok(found)
+    }
+
+    /// A definition with its workloads and solutions, by their names in a folder.
+    fn of_definition(folder: &Path, definition: &str, workloads: &str, solutions: Vec<PathBuf>) -> Result<Self> {
+        let mut found = Self::default();
+        found.take(folder, "definition.json", definition)?;
+        found.take(folder, "workload.jsonl", workloads)?;
+        let refuse = |name: &str, line: usize, problem: String| {
+            let remedy = "write it as FlashInfer-Bench and SOL-ExecBench do".to_owned();
+            Error::Written { path: folder.join(name), line, problem, remedy }
+        };
+        let about: Definition = serde_json::from_slice(&found.files[0].1)
+            .map_err(|error| refuse(definition, error.line(), error.to_string()))?;
+        let text = String::from_utf8_lossy(&found.files[1].1).into_owned();
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        for (index, (line, text)) in lines.enumerate() {
+            let workload: Line =
+                serde_json::from_str(text).map_err(|error| refuse(workloads, line + 1, error.to_string()))?;
+            let workload = workload.workload.unwrap_or(Workload { axes: workload.axes, inputs: workload.inputs });
+            let mut sizes: Sizes =
+                workload.axes.iter().map(|(name, size)| (name.clone(), Given::Whole(*size))).collect();
+            sizes.insert("workload".to_owned(), Given::Whole(index as i64));
+            found.benchmarks.push(sizes);
+            for path in workload.inputs.values().filter_map(|input| input.get("path")?.as_str()) {
+                if !found.has(path) {
+                    found.take(folder, path, path)?;
+                }
+            }
+        }
+        if found.benchmarks.is_empty() {
+            return Err(refuse(workloads, 1, "it has no workload".to_owned()));
+        }
+        found.name = about.name.clone();
+        found.files.push(("reference.py".to_owned(), OF_DEFINITION.as_bytes().to_vec()));
+        for path in solutions {
+            found.take_solution(&path, &about.name)?;
+        }
+        Ok(found)
+    }
+
+    /// A data set of definitions, of which one is taken.
+    fn of_data_set(folder: &Path, which: Option<&str>) -> Result<Self> {
+        let ending = |path: &PathBuf, with: &str| path.extension().is_some_and(|ending| ending == with);
+        let all = |part: &str, with: &str| -> Result<Vec<PathBuf>> {
+            Ok(below(&folder.join(part))?.into_iter().filter(|path| ending(path, with)).collect())
+        };
+        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let definitions = all("definitions", "json")?;
+        let chosen: Vec<&PathBuf> =
+            definitions.iter().filter(|path| which.is_none_or(|which| stem(path) == which)).collect();
+        let [definition] = chosen.as_slice() else {
+            let names: Vec<String> = definitions.iter().map(|path| stem(path)).collect();
+            return Err(Error::Rules {
+                what: folder.display().to_string(),
+                problem: format!("it has {} definitions that are meant", chosen.len()),
+                remedy: format!("choose one with --definition: {}", names.join(", ")),
+            });
+        };
+        let name = stem(definition);
+        let workloads = all("workloads", "jsonl")?.into_iter().find(|path| stem(path) == name);
+        let workloads = workloads.ok_or_else(|| Error::Rules {
+            what: folder.display().to_string(),
+            problem: format!("it has no workloads for {name}"),
+            remedy: format!("write workloads/{name}.jsonl"),
+        })?;
+        let inside = |path: &Path| path.strip_prefix(folder).unwrap_or(path).to_string_lossy().into_owned();
+        let mut solutions = Vec::new();
+        for path in all("solutions", "json").unwrap_or_default() {
+            let of: Option<Solution> = serde_json::from_slice(&read(&path)?).ok();
+            if of.is_some_and(|solution| solution.definition == name) {
+                solutions.push(path);
+            }
+        }
+        Self::of_definition(folder, &inside(definition), &inside(&workloads), solutions)
+    }
+
+    /// KernelBench's format. Its shapes are its own, so that it is one problem.
+    fn of_module(path: &Path) -> Result<Self> {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let sizes: Sizes = [("case".to_owned(), Given::Whole(0))].into();
+        let files =
+            vec![("problem.py".to_owned(), read(path)?), ("reference.py".to_owned(), OF_MODULE.as_bytes().to_vec())];
+        Ok(Self { name, files, benchmarks: vec![sizes], ..Self::default() })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.files.iter().any(|(known, _)| known == name)
+    }
+
+    /// Takes a file of the problem's folder, or a Python file right beside that, under a name. Links count as what they lead to.
+    fn take(&mut self, folder: &Path, name: &str, source: &str) -> Result<()> {
+        let path = folder.join(source);
+        let refused = |problem: &str| Error::Rules {
+            what: folder.display().to_string(),
+            problem: format!("it names {source:?}, {problem}"),
+            remedy: "copy the file into the problem's folder, and name it from there".to_owned(),
+        };
+        let unread = |source| Error::Read { path: path.clone(), source };
+        let (home, found) = (folder.canonicalize().map_err(unread)?, path.canonicalize().map_err(unread)?);
+        let beside = found.parent() == home.parent() && found.extension().is_some_and(|ending| ending == "py");
+        if !found.starts_with(&home) && !beside {
+            return Err(refused("which lies outside of its folder"));
+        }
+        let plain = Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        if !plain || name.is_empty() {
+            return Err(refused("and would be written outside of the operation's folder"));
+        }
+        self.files.push((name.to_owned(), read(&found)?));
+        Ok(())
+    }
+
+    /// Takes a solution that can be run as it is.
+    fn take_solution(&mut self, path: &Path, definition: &str) -> Result<()> {
+        let bytes = read(path)?;
+        let shown = path.display();
+        match serde_json::from_slice::<Solution>(&bytes) {
+            Ok(solution) if solution.definition != definition => {
+                self.remarks.push(format!("{shown} is of another definition, {}", solution.definition));
+            }
+            Ok(solution)
+                if !["python", "triton", "pytorch"].contains(&solution.spec.language.to_lowercase().as_str()) =>
+            {
+                let language = &solution.spec.language;
+                self.remarks.push(format!("{shown} is written in {language}: bring it as a program of its own"));
+            }
+            Ok(solution) => {
+                let word = |c: char| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' };
+                let name: String = solution.name.chars().map(word).collect();
+                let file = format!("solution-{name}.json");
+                if !self.has(&file) {
+                    self.files.push((file.clone(), bytes));
+                    self.submissions.push((name, file));
+                }
+            }
+            Err(error) => self.remarks.push(format!("{shown} is no solution: {error}")),
+        }
+        Ok(())
+    }
+
+    /// Takes a submission of the caller's: a file with `custom_kernel` or `ModelNew`, or a solution.
+    pub fn submit(&mut self, path: &Path) -> Result<()> {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let ending = path.extension().unwrap_or_default().to_string_lossy().into_owned();
+        let file = format!("submission-{name}.{ending}");
+        self.files.push((file.clone(), read(path)?));
+        self.submissions.push((name, file));
+        Ok(())
+    }
+
+    /// Writes the operation's folder, with a pitch for each submission.
+    pub fn write(&self, folder: &Path, python: &str, readable: &[String]) -> std::io::Result<()> {
+        for (name, bytes) in &self.files {
+            let path = folder.join(name);
+            fs::create_dir_all(path.parent().unwrap_or(folder))?;
+            fs::write(path, bytes)?;
+        }
+        fs::write(folder.join(super::DESCRIPTION), self.description(python, readable))?;
+        for (name, file) in &self.submissions {
+            let run = format!("program = [{python:?}, \"./contestant.py\", \"./{file}\"]");
+            let pitch = Pitch::example(name).replace(EXAMPLE_RUN, &run);
+            fs::write(folder.join(format!("{name}.toml")), pitch)?;
+        }
+        Ok(())
+    }
+
+    /// The description of the operation, for an interpreter that can import torch, and folders of its that contestants must be able to read.
+    fn description(&self, python: &str, readable: &[String]) -> String {
+        let timed = &self.benchmarks;
+        let text = |value: &str| toml::Value::from(value).to_string();
+        let value = |given: &Given| toml::Value::try_from(given).map(|value| value.to_string()).unwrap_or_default();
+        let problem = |table: &str, why: &str, sizes: &Sizes| {
+            let sizes: Vec<String> =
+                sizes.iter().map(|(name, size)| format!("{} = {}", text(name), value(size))).collect();
+            format!("\n[[{table}]]\nwhy = {}\nsizes = {{ {} }}\n", text(why), sizes.join(", "))
+        };
+        let timed_text: String =
+            timed.iter().map(|sizes| problem("problem", "a benchmark of the problem", sizes)).collect();
+        let asked = self.tests.iter().filter(|sizes| !timed.contains(sizes));
+        let asked: String = asked.map(|sizes| problem("edge", "a test of the problem", sizes)).collect();
+        let readable: Vec<String> = readable.iter().map(|folder| text(folder)).collect();
+        format!(
+            "# Written by `hammerhead tank import`. docs/operations.md explains every line; the program tells the tensors.\n\n\
+             name = {}\nmetric = \"the geometric mean of the times over the problem's benchmarks\"\n\
+             program = [{python}, \"./operation.py\"]\nnumbers = [\"the problem's own\"]\n{timed_text}{asked}\n\
+             [tolerance]\nrule = \"judge\"\n\n\
+             [baseline]\nprogram = [{python}, \"./contestant.py\", \"./{BASELINE}\"]\n\n\
+             [settings]\nmin_pitches = 1\n\n[settings.referee.limits]\nhello_seconds = 120.0\nreadable = [{}]\n",
+            text(&self.name),
+            readable.join(", "),
+            python = text(python),
+        )
+    }
+}
+
+/// What `task.yml` lists.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Task {
+    /// The task's own files: their names, and where they lie from the task's folder.
+    files: Vec<(String, String)>,
+    tests: Vec<Sizes>,
+    benchmarks: Vec<Sizes>,
 }
 
 impl Task {
     /// Reads `task.yml`: of all of it, the lists of files, tests and benchmarks.
-    pub fn read(path: &Path) -> Result<Self> {
+    fn read(path: &Path) -> Result<Self> {
         let text = written::read(path)?;
         let refuse = |line: usize, problem: String| Error::Written {
             path: path.to_owned(),
@@ -59,35 +339,79 @@ impl Task {
         }
         Ok(task)
     }
+}
 
-    /// The description of the operation, for an interpreter that can import torch, and folders of its that contestants must be able to read.
-    pub fn description(&self, name: &str, python: &str, readable: &[String], baseline: &str) -> String {
-        let timed = if self.benchmarks.is_empty() { &self.tests } else { &self.benchmarks };
-        let text = |value: &str| toml::Value::from(value).to_string();
-        let value = |given: &Given| toml::Value::try_from(given).map(|value| value.to_string()).unwrap_or_default();
-        let problem = |table: &str, why: &str, sizes: &Sizes| {
-            let sizes: Vec<String> =
-                sizes.iter().map(|(name, size)| format!("{} = {}", text(name), value(size))).collect();
-            format!("\n[[{table}]]\nwhy = {}\nsizes = {{ {} }}\n", text(why), sizes.join(", "))
-        };
-        let timed_text: String =
-            timed.iter().map(|sizes| problem("problem", "a benchmark of the task", sizes)).collect();
-        let asked = self.tests.iter().filter(|sizes| !timed.contains(sizes));
-        let asked: String = asked.map(|sizes| problem("edge", "a test of the task", sizes)).collect();
-        let readable: Vec<String> = readable.iter().map(|folder| text(folder)).collect();
-        format!(
-            "# Written by `hammerhead tank import-task`. docs/operations.md explains every line; the program tells the tensors.\n\n\
-             name = {}\nmetric = \"the geometric mean of the times over the task's benchmarks\"\n\
-             program = [{python}, \"./operation.py\"]\nnumbers = [\"the task's\"]\n{timed_text}{asked}\n\
-             [tolerance]\nrule = \"judge\"\n\n\
-             [baseline]\nprogram = [{python}, \"./contestant.py\", {}]\n\n\
-             [settings]\nmin_pitches = 1\n\n[settings.referee.limits]\nhello_seconds = 120.0\nreadable = [{}]\n",
-            text(name),
-            text(baseline),
-            readable.join(", "),
-            python = text(python),
-        )
+/// What is read of a definition; the rest is for the program that computes with it.
+#[derive(Deserialize)]
+struct Definition {
+    name: String,
+}
+
+/// A line of workloads: a workload, or a trace that holds one.
+#[derive(Deserialize)]
+struct Line {
+    workload: Option<Workload>,
+    #[serde(default)]
+    axes: BTreeMap<String, i64>,
+    #[serde(default)]
+    inputs: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct Workload {
+    axes: BTreeMap<String, i64>,
+    inputs: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct Solution {
+    name: String,
+    definition: String,
+    spec: Spec,
+}
+
+#[derive(Deserialize)]
+struct Spec {
+    language: String,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+}
+
+/// The files of a folder, by name.
+fn listed(folder: &Path) -> Result<Vec<PathBuf>> {
+    let unread = |source| Error::Read { path: folder.to_owned(), source };
+    let entries = fs::read_dir(folder).map_err(unread)?.collect::<std::io::Result<Vec<_>>>().map_err(unread)?;
+    let mut paths: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).filter(|path| path.is_file()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+/// The files below a folder. Links are not followed to other folders.
+fn below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut paths = listed(folder)?;
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for inner in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        paths.extend(below(&inner.path())?);
     }
+    Ok(paths)
+}
+
+fn is_module(path: &Path) -> bool {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    path.extension().is_some_and(|ending| ending == "py")
+        && text.contains("class Model(")
+        && text.contains("def get_inputs(")
+}
+
+fn name_of(path: &Path) -> String {
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    whole.file_name().map_or_else(|| "problem".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn name_of_file(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// A file as an item writes it: `{"name": "utils.py", "source": "../utils.py"}`. Submissions, whose source is a word in @, are none of the task's.
@@ -126,7 +450,9 @@ mod tests {
         let task = read(TASK).unwrap();
         assert_eq!((task.tests.len(), task.benchmarks.len()), (2, 1));
         assert_eq!(task.files, [("utils.py".to_owned(), "../utils.py".to_owned())]);
-        let text = task.description("vector \"add\"", "/usr/bin/python3", &["/opt/venv".to_owned()], "./submission.py");
+        let Task { tests, benchmarks, .. } = task;
+        let found = Imported { name: "vector \"add\"".to_owned(), tests, benchmarks, ..Imported::default() };
+        let text = found.description("/usr/bin/python3", &["/opt/venv".to_owned()]);
         let about: Description = toml::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
         assert_eq!((about.name.as_str(), about.problem.len(), about.edge.len()), ("vector \"add\"", 1, 2));
         assert_eq!(about.problem[0].sizes["size"], Given::Whole(1024));
@@ -143,10 +469,95 @@ mod tests {
         let expected =
             ["t case=a, b m=[96,128] nomask=true p=0.5", "t case=dense m=[8,16] nomask=false p=0.001", "t m=1 n=-2"];
         assert_eq!(told, expected);
-        let text = task.description("t", "python3", &[], "./b.py");
+        let Task { tests, benchmarks, .. } = task;
+        let found = Imported { name: "t".to_owned(), tests, benchmarks, ..Imported::default() };
+        let text = found.description("python3", &[]);
         let about: Description = toml::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
-        assert_eq!((&about.problem[0].sizes, &about.edge[0].sizes), (&task.benchmarks[0], &task.tests[0]));
+        assert_eq!((&about.problem[0].sizes, &about.edge[0].sizes), (&found.benchmarks[0], &found.tests[0]));
         assert_eq!(read("tests: [{\"n\": 1}, {\"n\": 2}]\n").unwrap().tests.len(), 2);
+    }
+
+    /// A folder with these files.
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn nothing_beyond_a_problems_folder_is_taken_but_python_files_beside_it() {
+        let task = |source: &str| {
+            format!("files:\n  - {{\"name\": \"utils.py\", \"source\": \"{source}\"}}\ntests:\n  - {{\"n\": 1}}\n")
+        };
+        let folder =
+            folder(&[("utils.py", "shared"), ("key.txt", "secret"), ("task/reference.py", ""), ("task/in/u.py", "")]);
+        std::os::unix::fs::symlink(folder.path().join("key.txt"), folder.path().join("task/link.py")).unwrap();
+        let taken = |source: &str| {
+            fs::write(folder.path().join("task/task.yml"), task(source)).unwrap();
+            Imported::read(&folder.path().join("task"), None)
+        };
+        fs::rename(folder.path().join("task/link.py"), folder.path().join("task/link")).unwrap();
+        assert!(taken("../utils.py").unwrap().files.contains(&("utils.py".to_owned(), b"shared".to_vec())));
+        assert!(taken("in/u.py").is_ok());
+        for stray in ["/etc/passwd", "../key.txt", "../../../../../../etc/passwd", "link"] {
+            let error = taken(stray).unwrap_err().to_string();
+            assert!(error.contains("lies outside of its folder"), "{stray}: {error}");
+        }
+    }
+
+    const DEFINITION: &str = r#"{"name": "scaled", "axes": {"n": {"type": "var"}, "k": {"type": "const", "value": 4}}, "inputs": {}, "outputs": {}, "reference": ""}"#;
+
+    #[test]
+    fn workloads_become_problems_and_solutions_that_can_be_run_submissions() {
+        let solution = |name: &str, of: &str, language: &str| {
+            format!("{{\"name\": \"{name}\", \"definition\": \"{of}\", \"spec\": {{\"language\": \"{language}\"}}}}")
+        };
+        let workload =
+            r#"{"workload": {"uuid": "a", "axes": {"n": 3}, "inputs": {"x": {"type": "random"}}}, "solution": null}"#;
+        let bare = r#"{"uuid": "b", "axes": {"n": 5}, "inputs": {}}"#;
+        let one = folder(&[
+            ("definition.json", DEFINITION),
+            ("workload.jsonl", &format!("{workload}\n\n{bare}\n")),
+            ("solution.json", &solution("my fast one", "scaled", "triton")),
+            ("solution_cuda.json", &solution("cuda", "scaled", "cuda")),
+            ("solution_other.json", &solution("other", "another", "python")),
+        ]);
+        let found = Imported::read(one.path(), None).unwrap();
+        let told: Vec<String> = found.benchmarks.iter().map(|sizes| super::super::name_of("s", sizes)).collect();
+        assert_eq!(told, ["s n=3 workload=0", "s n=5 workload=1"]);
+        assert_eq!(found.submissions, [("my-fast-one".to_owned(), "solution-my-fast-one.json".to_owned())]);
+        assert!(found.remarks.len() == 2 && found.remarks[0].contains("written in cuda"), "{:?}", found.remarks);
+        let set = folder(&[
+            ("definitions/x/scaled.json", DEFINITION),
+            ("definitions/x/other.json", DEFINITION),
+            ("workloads/x/scaled.jsonl", workload),
+            ("solutions/me/s.json", &solution("s", "scaled", "python")),
+        ]);
+        let unsaid = Imported::read(set.path(), None).unwrap_err().to_string();
+        assert!(unsaid.contains("other, scaled"), "{unsaid}");
+        assert_eq!(Imported::read(set.path(), Some("scaled")).unwrap().submissions.len(), 1);
+        let stray = workload
+            .replace(r#"{"type": "random"}"#, r#"{"type": "safetensors", "path": "/etc/passwd", "tensor_key": "x"}"#);
+        fs::write(one.path().join("workload.jsonl"), stray).unwrap();
+        assert!(Imported::read(one.path(), None).unwrap_err().to_string().contains("outside of its folder"));
+        fs::write(one.path().join("workload.jsonl"), "{\"axes\": 3}").unwrap();
+        assert!(Imported::read(one.path(), None).unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn a_module_is_one_problem_and_several_have_to_be_told_apart() {
+        let module = "class Model(nn.Module):\n    pass\ndef get_inputs():\n    return []\n";
+        let folder = folder(&[("1_relu.py", module), ("notes.py", "")]);
+        let found = Imported::read(folder.path(), None).unwrap();
+        assert_eq!((found.name.as_str(), found.benchmarks.len()), ("1_relu", 1));
+        fs::write(folder.path().join("2_gelu.py"), module).unwrap();
+        assert!(Imported::read(folder.path(), None).unwrap_err().to_string().contains("several modules"));
+        assert_eq!(Imported::read(&folder.path().join("2_gelu.py"), None).unwrap().name, "2_gelu");
+        assert!(Imported::read(&folder.path().join("nowhere"), None).is_err());
     }
 
     #[test]

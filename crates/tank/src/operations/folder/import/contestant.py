@@ -1,4 +1,4 @@
-"""A community submission as a contestant: `custom_kernel` of the file that is named, in a process of its own.
+"""A community submission as a contestant: what the file that is named computes with (`submitted`), in a process of its own.
 
 On a GPU it is queued and timed by the device's clock (`task_on_gpu`), unless `--by-host` follows the file.
 """
@@ -8,16 +8,17 @@ import sys
 
 sys.path.append(sys.path.pop(0))
 
+import submitted
 import task_tensors
 import tank
 
 tank.keep_channel()
-submission = task_tensors.module("submission", sys.argv[1])
+kernel = submitted.kernel_of(sys.argv[1])
 patterns = task_tensors.Patterns(task_tensors.module("reference"))
 
 
 def compute(problem, like, inputs, outputs):
-    task_tensors.write("out", submission.custom_kernel(task_tensors.read("in", like, inputs)), outputs)
+    task_tensors.write("out", kernel(task_tensors.read("in", like, inputs)), outputs)
 
 
 def on_gpu():
@@ -26,11 +27,11 @@ def on_gpu():
         return None
     import task_on_gpu
 
-    return task_on_gpu if task_on_gpu.can_queue(submission.custom_kernel, patterns) else None
+    return task_on_gpu if task_on_gpu.can_queue(kernel, patterns) else None
 
 
 if found := on_gpu():
-    found.serve(sys.argv[1], submission.custom_kernel, patterns)
+    found.serve(sys.argv[1], kernel, patterns)
 else:
     # What a GPU computes need not come out the same to the last bit.
     tank.serve_contestant(sys.argv[1], compute, prepare=lambda problem, _: patterns.of(problem), deterministic=False)

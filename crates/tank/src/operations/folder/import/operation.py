@@ -1,5 +1,5 @@
-"""A community task (task.yml, reference.py, submission.py with `custom_kernel`) as an operation of the tank: its own generator makes the
-numbers, its own check judges. `hammerhead tank import-task` wrote this file; the task's own files are as they were."""
+"""A community's problem (reference.py: `generate_input`, `ref_kernel`, `check_implementation`) as an operation of the tank: its own generator makes the
+numbers, its own check judges. `hammerhead tank import` wrote this file; the problem's own files are as they were."""
 
 # What lies beside this file comes last when modules are looked for: contestants lie there too, and nothing fences this program.
 import sys

@@ -1,0 +1,52 @@
+"""What a submission computes with, however it is written: `custom_kernel`, a `ModelNew`, or a solution as JSON with its sources in it."""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+import task_tensors
+
+
+def kernel_of(path):
+    """A function from a problem's data to its results."""
+    if pathlib.Path(path).suffix == ".json":
+        return of_solution(json.loads(pathlib.Path(path).read_text()))
+    submission = task_tensors.module("submission", path)
+    if hasattr(submission, "custom_kernel"):
+        return submission.custom_kernel
+    reference = task_tensors.module("reference")
+    if hasattr(submission, "ModelNew"):
+        reference.built(submission.ModelNew)
+        return lambda data: reference.computed(submission.ModelNew, data)
+    if hasattr(submission, "run") and hasattr(reference, "DEFINITION"):
+        return lambda data: reference.results(submission.run(*data.values()))
+    raise SystemExit(f"{path} has neither custom_kernel nor ModelNew nor run")
+
+
+def of_solution(solution):
+    spec = solution["spec"]
+    if spec["language"].lower() not in ("python", "triton", "pytorch"):
+        raise SystemExit(f"its language is {spec['language']}: what is to be compiled is brought as a program of its own")
+    folder = pathlib.Path(tempfile.mkdtemp()).resolve()
+    for source in solution["sources"]:
+        path = (folder / source["path"]).resolve()
+        if not path.is_relative_to(folder):
+            raise SystemExit(f"its source {source['path']} lies beside its folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source["content"])
+    file, function = spec["entry_point"].split("::")
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    run = getattr(task_tensors.module("solution", folder / file), function)
+    reference = task_tensors.module("reference")
+    if not spec.get("destination_passing_style", True):
+        return lambda data: reference.results(run(*data.values()))
+
+    def into(data):
+        outputs = reference.empty_outputs(data)
+        run(*data.values(), *outputs)
+        return tuple(outputs)
+
+    return into
