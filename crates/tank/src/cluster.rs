@@ -469,7 +469,7 @@ mod tests {
             seed: 7,
         };
         let (job, class) = (serde_json::to_string(&job).unwrap(), "a class".to_owned());
-        let baseline = Baseline { shapes: Vec::new(), flops_per_second: Some(2.0), bytes_per_second: None };
+        let baseline = Baseline { flops_per_second: Some(2.0), ..Baseline::default() };
         let found = serde_json::to_string(&Finding::Baseline(baseline.clone())).unwrap();
         let secret = Secret::of(folder.path()).unwrap();
         let sealed = |secret: &Secret, seconds| {

@@ -68,6 +68,8 @@ pub struct Forecast {
 pub struct Profile {
     /// What the simulator counts in one tile of the first problem.
     pub simulated: Vec<Counter>,
+    /// What it finds wrong there.
+    pub simulated_wrong: Option<String>,
     /// What the assembler makes of its kernels for the first problem, where there is an assembler.
     pub assembled: Vec<KernelEvidence>,
     /// What happens on the first problem, by the model.

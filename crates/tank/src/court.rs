@@ -24,7 +24,7 @@ pub struct Swimmer<'a> {
 
 /// Who decides what is correct and what is faster. An error is the environment's fault, never a contestant's.
 pub trait Referee {
-    /// Times the champion alone.
+    /// Times the champion alone, unless it is wrong.
     fn baseline(&mut self, champion: Swimmer<'_>, seed: u64) -> Result<Baseline>;
 
     /// Checks a challenger for correctness. Nothing is timed.
@@ -40,7 +40,7 @@ pub trait Referee {
 }
 
 /// The champion alone, before the first round.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
     /// Each problem.
     pub shapes: Vec<BaselineShape>,
@@ -48,6 +48,16 @@ pub struct Baseline {
     pub flops_per_second: Option<f64>,
     /// Bytes a second that its memory gives.
     pub bytes_per_second: Option<f64>,
+    /// What is wrong with it, where it is: then nothing was timed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wrong: Option<String>,
+}
+
+impl Baseline {
+    /// One that is wrong: there is nothing else to be known of it.
+    pub fn wrong(why: String) -> Self {
+        Self { wrong: Some(why), ..Self::default() }
+    }
 }
 
 /// One problem of a baseline.
@@ -73,7 +83,10 @@ impl<'a> From<Swimmer<'a>> for (&'a str, &'a Entry) {
 
 impl Referee for Official {
     fn baseline(&mut self, champion: Swimmer<'_>, seed: u64) -> Result<Baseline> {
-        let alone = self.time_alone(champion.into(), seed)?;
+        let alone = match self.time_alone(champion.into(), seed)? {
+            Ok(alone) => alone,
+            Err(fault) => return Ok(Baseline::wrong(fault.to_string())),
+        };
         let shape = |(task, (seconds, floor)): (&Arc<dyn Task>, &(f64, Option<Floor>))| {
             let work = task.work();
             BaselineShape {
@@ -88,6 +101,7 @@ impl Referee for Official {
             shapes: self.problems().iter().zip(&alone.shapes).map(shape).collect(),
             flops_per_second: alone.ceilings.map(|(flops, _)| flops),
             bytes_per_second: alone.ceilings.map(|(_, bytes)| bytes),
+            wrong: None,
         })
     }
 

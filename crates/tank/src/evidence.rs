@@ -77,6 +77,12 @@ pub struct Evidence {
     /// What the simulator counts in one tile of the first problem, where the pitch is a GPU's configuration.
     #[serde(default)]
     pub simulated: Vec<Counter>,
+    /// What it finds wrong there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated_wrong: Option<String>,
+    /// What examinations found of this very thing before, by the ledger: whether it was right, and the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub examined: Option<(bool, u64)>,
     /// What the assembler makes of its kernels for the first problem, where the pitch is a GPU's configuration and there is an assembler.
     #[serde(default)]
     pub assembled: Vec<KernelEvidence>,
@@ -144,7 +150,7 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         }
     };
     let shapes: Vec<ShapeEvidence> = arena.names.iter().enumerate().map(shape).collect();
-    let Profile { simulated, assembled, phases, phases_by } = profile(pitch, arena);
+    let Profile { simulated, simulated_wrong, assembled, phases, phases_by } = profile(pitch, arena);
     let mut evidence = Evidence {
         digest: digest(entry.as_ref(), pitch),
         predicted: geomean(shapes.iter().map(|s| s.predicted)),
@@ -152,6 +158,8 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
         changes: entry.as_ref().and_then(|entry| changes(entry, champion)),
         scratch_bytes: shapes.iter().filter_map(|s| s.scratch_bytes).max(),
         simulated,
+        simulated_wrong,
+        examined: None,
         assembled,
         phases,
         phases_by,
@@ -273,7 +281,7 @@ mod tests {
         let planner = Planner::new(&[problem], "scalar", Some(1)).unwrap();
         let champion = planner.planned("").unwrap();
         let arena = Arena { names, configurations: Some(Rc::new(planner)) };
-        let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
+        let baseline = Baseline::default();
         let run = Run { config: Some(config.to_owned()), backend: Some(backend.to_owned()), ..Run::default() };
         let pitch = Pitch { run: Some(run), ..Pitch::default() };
         gather(&pitch, &arena, &champion, &baseline, TrackRecord::default())

@@ -116,6 +116,23 @@ pub fn attempts(records: &[Record]) -> Vec<Attempt> {
     attempts
 }
 
+/// What the last examination of an entry found, by its digest: whether it was right, and the record.
+pub fn examined(records: &[Record], digest: &str) -> Option<(bool, u64)> {
+    let judged = |record: &Record| match &record.event {
+        Event::Judged(judged) if judged.digest == digest => {
+            Some((record.season, judged.round.clone(), judged.pitch.clone()))
+        }
+        _ => None,
+    };
+    let (season, round, pitch) = records.iter().rev().find_map(judged)?;
+    records.iter().rev().filter(|record| record.season == season).find_map(|record| match &record.event {
+        Event::Examined(found) if found.round == round && found.pitch == pitch => {
+            found.correctness.as_ref().map(|correctness| (correctness.passed(), record.n))
+        }
+        _ => None,
+    })
+}
+
 /// The opening of a season.
 pub fn opened(records: &[Record], season: u32) -> Option<&crate::event::SeasonOpened> {
     records.iter().filter(|record| record.season == season).find_map(|record| match &record.event {

@@ -86,6 +86,16 @@ impl Tally {
         self.standings.iter().filter(|s| s.mean.is_some() && !s.vetoed)
     }
 
+    /// The same count for those who are left when one is taken back after the vote.
+    pub fn without(mut self, pitch: &str) -> Self {
+        self.standings.retain(|standing| standing.pitch != pitch);
+        self.tied.retain(|tied| tied != pitch);
+        if self.tied.len() < 2 {
+            self.tied.clear();
+        }
+        self
+    }
+
     /// The pitch that the vote would build.
     pub fn winner(&self) -> Option<&str> {
         self.order().next().map(|s| s.pitch.as_str()).filter(|_| self.tied.is_empty() && !self.research)

@@ -65,5 +65,6 @@ pub fn evolve(args: &Args) -> Result<()> {
     let page = args.report.clone().unwrap_or_else(|| pages::beside(&args.place.ledger));
     let options =
         Options { budget: Some(args.budget), stops_at_budget: true, tuning: tuning::folder(), ..Options::default() };
-    play::run(&season, &args.place, &page, options, &args.elsewhere)
+    let report = play::run(&season, &args.place, &page, options, &args.elsewhere)?;
+    play::tell(&report, &page)
 }

@@ -53,6 +53,9 @@ pub struct Args {
     /// Play one round with this pitch; give at least two
     #[arg(long, value_name = "FILE")]
     pitch: Vec<PathBuf>,
+    /// Print every pitch with its verdict, its speedup and a reward, as JSON (docs/operations.md)
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     place: Where,
     #[command(flatten)]
@@ -187,7 +190,8 @@ pub fn play(args: &Args) -> Result<()> {
         stops_at_budget: false,
         tuning: tuning::folder(),
     };
-    run(&season, &args.place, &page, options, &args.elsewhere)
+    let report = run(&season, &args.place, &page, options, &args.elsewhere)?;
+    if args.json { console::print_json(&report.rewards()) } else { tell(&report, &page) }
 }
 
 /// Does one job of a cluster's folder.
@@ -207,7 +211,7 @@ pub(super) fn run(
     page: &Path,
     mut options: Options,
     elsewhere: &Elsewhere,
-) -> Result<()> {
+) -> Result<Report> {
     if let Some(mut referee) = season.foretelling()? {
         return run_with(season, place, page, &options, referee.as_mut());
     }
@@ -224,7 +228,13 @@ pub(super) fn run(
     run_with(season, place, page, &options, &mut referee)
 }
 
-fn run_with(season: &Season, place: &Where, page: &Path, options: &Options, referee: &mut dyn Referee) -> Result<()> {
+fn run_with(
+    season: &Season,
+    place: &Where,
+    page: &Path,
+    options: &Options,
+    referee: &mut dyn Referee,
+) -> Result<Report> {
     let mut ledger = place.open()?;
     let played = play::play(season, &mut ledger, referee, options, &mut Progress);
     // What was played until now can be looked at, also where the season waits for a word.
@@ -234,7 +244,7 @@ fn run_with(season: &Season, place: &Where, page: &Path, options: &Options, refe
     if played.finished_before {
         console::remark("this season is finished; nothing was played (add --again to begin anew)");
     }
-    tell(&report, page)
+    Ok(report)
 }
 
 /// The season that the arguments ask for.
@@ -286,7 +296,7 @@ impl Watch for Progress {
     }
 }
 
-fn tell(report: &Report, page: &Path) -> Result<()> {
+pub(super) fn tell(report: &Report, page: &Path) -> Result<()> {
     let found = if report.foretold.is_some() { ">predicted" } else { ">measured" };
     let mut table = Table::new(&["round", "pitch", "by", ">claimed", found, ">interval", "verdict"]);
     for attempt in &report.attempts {

@@ -247,6 +247,9 @@ impl Play<'_> {
             let why = format!("wrong on {} ({}): {}", wrong.case, wrong.inputs, wrong.what);
             return self.dethrone(round, why, correctness.program);
         }
+        if let Some(wrong) = self.baseline.wrong.clone() {
+            return self.dethrone(round, format!("wrong when it was to be timed alone: {wrong}"), correctness.program);
+        }
         match self.sittings(round, challenger, &terms.deal, scratch_bytes)? {
             Timed::Judged(judgement, summary) => {
                 Ok(Tried { judgement, summary, program: correctness.program, dethrones: false })

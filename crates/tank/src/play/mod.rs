@@ -118,7 +118,7 @@ pub fn play(
         );
     }
     let champion = Champion { name: format!("baseline ({})", season.baseline), entry: opened.champion.clone() };
-    let baseline = Baseline { shapes: Vec::new(), flops_per_second: None, bytes_per_second: None };
+    let baseline = Baseline::default();
     let fingerprint = machine.fingerprint;
     // A finished season is gone through once more, for the tuning cache's sake, but there is nothing to tell.
     let watch: &mut dyn Watch = if finished_before { &mut Silence } else { watch };
@@ -190,7 +190,9 @@ impl Play<'_> {
             let place = format!("round {} of {}", index + 1, self.season.rounds.len());
             self.say(&format!("{place}: {} ({} pitches)", round.name, round.pitches.len()));
             self.rounds_left = self.season.rounds.len() - index;
-            let verdict = self.round(&round.name, round.kind, &round.context, &round.pitches)?;
+            // As long as the champion is wrong, rounds are about being right, whatever they were planned for.
+            let kind = if self.baseline.wrong.is_some() { RoundKind::Correctness } else { round.kind };
+            let verdict = self.round(&round.name, kind, &round.context, &round.pitches)?;
             self.count_failures(verdict);
             if self.failures >= self.season.settings.failures_before_research {
                 self.after_failures(&round.name)?;
@@ -238,6 +240,10 @@ impl Play<'_> {
         let (referee, champion) = (&mut self.referee, &self.champion);
         let make = |_: &Ledger| Ok(BaselineTaken { baseline: referee.baseline(champion.swimmer(), seed)? });
         self.baseline = self.journal.step(|_| true, make)?.baseline;
+        if let Some(wrong) = &self.baseline.wrong {
+            let name = &self.champion.name;
+            self.watch.say(&format!("{name} is wrong: {wrong}; nothing is timed until somebody is right"));
+        }
         Ok(())
     }
 

@@ -31,9 +31,8 @@ impl Play<'_> {
             self.journal.step(|p: &Pitched| p.pitch.name == pitch.name, |_| Ok(pitched))?;
         }
         let mut candidates = self.check_pitches(name, &pitches)?;
-        if let Some(withdrawn) = self.withdrawn(name)? {
-            candidates.retain(|candidate| candidate.pitch.name != withdrawn);
-        }
+        let withdrawn = self.withdrawn(name, &pitches)?;
+        candidates.retain(|candidate| Some(&candidate.pitch.name) != withdrawn.as_ref());
         let needed = if kind == RoundKind::WildCard { 1 } else { self.season.settings.min_pitches };
         if candidates.len() < needed {
             let note = format!("{} valid pitches, and a round needs {needed}", candidates.len());
@@ -45,7 +44,13 @@ impl Play<'_> {
             let note = format!("{counted} valid votes, and a round needs {}", self.season.settings.min_sharks);
             return self.close_round(name, Verdict::Blocked, &note);
         }
-        let tally = self.tally(name, kind, &candidates, &votes)?;
+        let mut tally = self.tally(name, kind, &candidates, &votes)?;
+        // Until something is built it can still be taken back; the votes stay.
+        if withdrawn.is_none()
+            && let Some(late) = self.withdrawn(name, &pitches)?
+        {
+            tally = tally.without(&late);
+        }
         let order = self.choose(name, kind, &tally)?;
         match order.as_slice() {
             [] if tally.research => {
@@ -55,8 +60,25 @@ impl Play<'_> {
                 self.close_round(name, Verdict::Inconclusive, &note)
             }
             [] => self.close_round(name, Verdict::Blocked, &tally.decided_by),
-            order => self.attempts(name, order, &candidates, &votes),
+            order => {
+                self.refuse_late_withdrawal(name, order)?;
+                self.attempts(name, order, &candidates, &votes)
+            }
         }
+    }
+
+    /// Refuses to take back what is built already, or nothing that the round has. It would be ignored otherwise.
+    fn refuse_late_withdrawal(&self, round: &str, order: &[String]) -> Result<()> {
+        let Some(pitch) = self.options.choices.withdrawals.get(round).filter(|pitch| order.contains(pitch)) else {
+            return Ok(());
+        };
+        Err(Error::Word {
+            round: round.to_owned(),
+            question: format!("'{pitch}' cannot be withdrawn any more: the round has begun to build"),
+            remedy:
+                "run the same command without --withdraw for this round; `hammerhead tank rollback` undoes a champion"
+                    .to_owned(),
+        })
     }
 
     /// The pitches of contestants that are commands. What one brings that is not understood is left out, and told.
@@ -117,8 +139,18 @@ impl Play<'_> {
     }
 
     /// The pitch that its contestant takes back.
-    fn withdrawn(&mut self, round: &str) -> Result<Option<String>> {
+    fn withdrawn(&mut self, round: &str, pitches: &[Pitch]) -> Result<Option<String>> {
         let Choices { by, reason, withdrawals, .. } = &self.options.choices;
+        let known: Vec<&str> = pitches.iter().map(|pitch| pitch.name.as_str()).collect();
+        if let Some(pitch) = withdrawals.get(round).filter(|pitch| !known.contains(&pitch.as_str()))
+            && self.journal.is_live()
+        {
+            return Err(Error::Word {
+                round: round.to_owned(),
+                question: format!("'{pitch}' cannot be withdrawn: the round has no such pitch"),
+                remedy: format!("withdraw one of {}", known.join(", ")),
+            });
+        }
         let said = || {
             let pitch = withdrawals.get(round)?.clone();
             Some(Withdrawn { round: round.to_owned(), pitch, by: by.clone(), reason: reason.clone() })
@@ -138,7 +170,8 @@ impl Play<'_> {
             let record = history::track_record(self.records(), &pitch.contestant);
             let survived = history::survived(self.records(), self.journal.season(), &pitch.name);
             let evidence = gather(pitch, &self.arena, &self.champion.entry, &self.baseline, record);
-            let evidence = Evidence { survived, ..evidence };
+            let examined = history::examined(self.records(), &evidence.digest);
+            let evidence = Evidence { survived, examined, ..evidence };
             let earlier: Vec<(String, String)> =
                 candidates.iter().map(|c| (c.pitch.name.clone(), c.evidence.digest.clone())).collect();
             let disqualified = rules::disqualify(&rules::Examined {
@@ -174,7 +207,7 @@ impl Play<'_> {
         let mortems = history::post_mortems(self.records());
         let cast = |shark: &Shark| {
             let make = |_: &Ledger| {
-                let cast = cast(season, &shark.in_round(kind), [round, context], candidates, mortems.clone());
+                let cast = cast(season, &shark.in_round(kind), kind, [round, context], candidates, mortems.clone());
                 let (Voice { ballots, statement, talk }, void) =
                     cast.map_or_else(|error| (Voice::default(), Some(error.to_string())), |voice| (voice, None));
                 Ok(Voted { round: round.to_owned(), shark: shark.name.clone(), ballots, void, statement, talk })
@@ -296,6 +329,7 @@ fn no_such_choice(round: &str, chosen: &str, tally: &Tally) -> Error {
 fn cast(
     season: &Season,
     shark: &Shark,
+    kind: RoundKind,
     [round, context]: [&str; 2],
     candidates: &[Candidate<'_>],
     post_mortems: Vec<PostMortem>,
@@ -303,7 +337,8 @@ fn cast(
     let names: Vec<String> = candidates.iter().map(|c| c.pitch.name.clone()).collect();
     let voice = match &shark.source {
         Source::Builtin { which } => {
-            let ballot = |c: &Candidate<'_>| which.ballot(&shark.criteria, c.pitch, &c.evidence, &season.settings);
+            let ballot =
+                |c: &Candidate<'_>| which.ballot(&shark.criteria, kind, c.pitch, &c.evidence, &season.settings);
             let ballots: Vec<Ballot> = candidates.iter().map(ballot).collect();
             Voice { statement: which.statement(shark, &ballots), ballots, talk: None }
         }

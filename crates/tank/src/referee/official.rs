@@ -154,22 +154,24 @@ impl Official {
         Ok(sitting)
     }
 
-    /// Times a champion alone.
-    pub fn time_alone(&mut self, champion: (&str, &Entry), seed: u64) -> Result<Alone> {
+    /// Times a champion alone, or says what it does wrong by itself.
+    pub fn time_alone(&mut self, champion: (&str, &Entry), seed: u64) -> Result<Result<Alone, Fault>> {
         let (clock, place) = (Wall::new(), self.place(&[champion.1]));
         let contestant = self.timed(champion, place)?.map_err(|fault| failed_champion(&fault))?;
         let mut pool = self.pool(contestant.as_ref(), contestant.as_ref(), &clock, seed, place)?;
         let _precedence = Precedence::take();
-        let seconds = alone(&mut pool, self.problems().len(), &self.settings.timing).map_err(|halt| match halt {
-            Halt::Fault(_, fault) => failed_champion(&fault),
-            Halt::Error(error) => error,
-        })?;
+        let seconds = match alone(&mut pool, self.problems().len(), &self.settings.timing) {
+            Ok(seconds) => seconds,
+            Err(Halt::Fault(_, fault)) if fault.is_its_own_doing() => return Ok(Err(fault)),
+            Err(Halt::Fault(_, fault)) => return Err(failed_champion(&fault)),
+            Err(Halt::Error(error)) => return Err(error),
+        };
         let floors = pool.floors();
         let floor = |shape: usize| floors.as_ref().map(|floors| floors[shape]);
-        Ok(Alone {
+        Ok(Ok(Alone {
             shapes: seconds.into_iter().enumerate().map(|(shape, seconds)| (seconds, floor(shape))).collect(),
             ceilings: pool.ceilings().map(|Ceilings { flops, bytes }| (flops, bytes)),
-        })
+        }))
     }
 
     fn pool<'a>(

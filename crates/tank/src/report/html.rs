@@ -288,7 +288,9 @@ fn rounds(report: &Report) -> String {
     };
     let judges: String = report.judges.iter().map(judge).collect();
     let rounds: String = report.rounds.iter().map(|told| round(told, report)).collect();
-    section("rounds", "Rounds and votes", &format!("<dl class=\"judges\">{judges}</dl>\n{rounds}"))
+    let road = report.road().join(" → ");
+    let road = if road.is_empty() { road } else { format!("<p>Roadmap: {}.</p>\n", escape(&road)) };
+    section("rounds", "Rounds and votes", &format!("<dl class=\"judges\">{judges}</dl>\n{road}{rounds}"))
 }
 
 /// A round's ballots: a table per shark, and what it says beside it.
@@ -479,52 +481,24 @@ fn round(round: &RoundReport, report: &Report) -> String {
             escape(&told.pitch.rollback),
         );
     }
+    if let Some(spectrum) = round.risk_spectrum() {
+        body += &format!("<p>Risk, the safest first: {}.</p>\n", escape(&spectrum));
+    }
     body + &format!("<p class=\"fine\">{}</p>\n", escape(&round.note))
 }
 
 /// Lineage, prospects, risks, evidence, and what an hour of work has returned.
 fn pitch_details(told: &super::PitchReport, attempt: Option<&AttemptReport>) -> String {
     let mut text = String::new();
-    if !told.lineage.is_empty() {
-        let link = |(name, claimed, confidence): &super::Revision| {
-            let sure = confidence.map(|sure| format!(" at {:.0} %", 100.0 * sure)).unwrap_or_default();
-            format!("{} {}{sure}", escape(name), claim(*claimed))
-        };
+    if let Some(descent) = told.descent() {
         let mark = if told.survived > 0 { format!(" It is a {}.", told.mark()) } else { String::new() };
-        text += &format!("<p>Revised: {}.{mark}</p>", told.lineage.iter().map(link).collect::<Vec<_>>().join(" → "));
+        text += &format!("<p>Revised: {}.{mark}</p>", escape(&descent));
     }
-    if let Some(claim) = &told.pitch.claim {
-        let prospects: Vec<String> = claim
-            .outcomes
-            .iter()
-            .map(|o| {
-                format!(
-                    "{:.0} % {}{}",
-                    100.0 * o.probability,
-                    escape(&o.what),
-                    o.speedup.map(|s| format!(" ({s}×)")).unwrap_or_default()
-                )
-            })
-            .collect();
-        if !prospects.is_empty() {
-            text += &format!("<p>What may come of it: {}.</p>", prospects.join(", "));
-        }
+    let prospects = told.prospects();
+    if !prospects.is_empty() {
+        text += &format!("<p>What may come of it: {}.</p>", escape(&prospects.join(", ")));
     }
-    for risk in &told.pitch.risk {
-        let chance = risk.probability.map(|chance| {
-            format!(
-                " ({:.0} %{})",
-                100.0 * chance,
-                if risk.impact.is_empty() { String::new() } else { format!(", {}", escape(&risk.impact)) }
-            )
-        });
-        text += &format!(
-            "<p>Risk: {}{}; {}.</p>",
-            escape(&risk.what),
-            chance.unwrap_or_default(),
-            escape(&risk.mitigation)
-        );
-    }
+    text.extend(told.risks().iter().map(|risk| format!("<p>Risk: {}.</p>", escape(risk))));
     for cited in &told.pitch.evidence {
         text += &format!("<p>Evidence: {}.</p>", escape(&cited.what));
     }

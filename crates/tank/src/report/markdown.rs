@@ -1,17 +1,23 @@
 //! The report as Markdown, for places where pages are not shown.
 
-use super::{Report, claim, figure, interval, percent, seconds};
+use super::{Report, RoundReport, claim, figure, interval, percent, seconds};
 use crate::entry::Entry;
 
 /// The report as Markdown.
 pub fn markdown(report: &Report) -> String {
     let mut text = format!("# The tank: season {} “{}”\n\n{}\n\n", report.number, report.season, report.context);
+    if !report.motto.is_empty() {
+        text += &format!("> {}\n\n", report.motto);
+    }
     let ended = report.closed.as_deref().unwrap_or("not finished");
     text += &format!("{} – {ended}. Metric: {}. Baseline: `{}`.\n\n", report.opened, report.metric, report.baseline);
     if let Some(device) = &report.foretold {
         text += &format!(
             "**All of this is predicted for a {device} by the model of the kernels; nothing was measured.**\n\n"
         );
+    }
+    if let Some(wrong) = report.wrong_baseline() {
+        text += &format!("**The baseline is wrong: {wrong}. Nothing is timed against it.**\n\n");
     }
     let champion = report.champion.as_deref().unwrap_or("the baseline");
     let gained =
@@ -58,6 +64,13 @@ pub fn markdown(report: &Report) -> String {
         .iter()
         .map(|r| vec![r.name.clone(), r.verdict.map_or("—".to_owned(), |v| report.word(v)), r.note.clone()]);
     text += &table(&["round", "verdict", "what happened"], rows);
+    text += &format!("\nRoadmap: {}.\n", report.road().join(" → "));
+    text += "\n## Judges and votes\n\n";
+    for [name, character, motto] in &report.judges {
+        let motto = if motto.is_empty() { String::new() } else { format!(" — “{motto}”") };
+        text += &format!("- {name}: {character}{motto}\n");
+    }
+    report.rounds.iter().for_each(|round| text += &votes(round));
     let disqualified =
         report.rounds.iter().flat_map(|r| &r.pitches).filter_map(|p| Some((p, p.disqualified.as_ref()?)));
     disqualified.for_each(|(pitch, why)| text += &format!("\nDisqualified: {} ({why}).\n", pitch.pitch.name));
@@ -106,6 +119,34 @@ pub fn markdown(report: &Report) -> String {
         );
     }
     text + &format!("- ledger: {} records, head `{}`\n", report.records, report.head)
+}
+
+/// A round's count, how risky its pitches are, what each pitch says may come of it, and what was taken back.
+fn votes(round: &RoundReport) -> String {
+    let withdrawn = round.withdrawn.iter().map(|[pitch, by, why]| format!("\nWithdrawn: {pitch}, by {by}: {why}.\n"));
+    let withdrawn: String = withdrawn.collect();
+    let Some(tally) = round.tally.as_ref().filter(|tally| !tally.standings.is_empty()) else { return withdrawn };
+    let sharks: Vec<&str> = tally.standings[0].totals.iter().map(|(name, _)| name.as_str()).collect();
+    let total = |total: &Option<f64>| total.map_or("abstains".to_owned(), |total| format!("{total:.2}"));
+    let rows = tally.standings.iter().map(|standing| {
+        let totals = standing.totals.iter().map(|(_, of)| total(of)).collect();
+        [vec![standing.pitch.clone()], totals, vec![figure(standing.mean)]].concat()
+    });
+    let head = [vec!["pitch"], sharks, vec!["mean"]].concat();
+    let mut text = format!("\n### {}\n\n{}", round.name, table(&head, rows));
+    if let Some(spectrum) = round.risk_spectrum() {
+        text += &format!("\nRisk, the safest first: {spectrum}.\n");
+    }
+    for pitch in &round.pitches {
+        let name = &pitch.pitch.name;
+        text.extend(pitch.descent().map(|descent| format!("\n{name} revises: {descent}.\n")));
+        let prospects = pitch.prospects().join(", ");
+        if !prospects.is_empty() {
+            text += &format!("\nWhat may come of {name}: {prospects}.\n");
+        }
+        text.extend(pitch.risks().iter().map(|risk| format!("\nRisk of {name}: {risk}.\n")));
+    }
+    text + &withdrawn
 }
 
 fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {

@@ -8,6 +8,7 @@ mod figures;
 mod html;
 mod markdown;
 mod replay;
+mod rewards;
 
 use std::collections::BTreeMap;
 
@@ -18,6 +19,7 @@ pub use board::board;
 pub use html::html;
 pub use markdown::markdown;
 pub use replay::replay;
+pub use rewards::Reward;
 
 use crate::contestant::Guard;
 use crate::court::Baseline;
@@ -26,7 +28,7 @@ use crate::event::{Chosen, Event, InstalledWay, Judged, PitchChecked, SeasonOpen
 use crate::evidence::{Counter, KernelEvidence, PhaseShare};
 use crate::history::{self, Calibration, Grave};
 use crate::ledger::Record;
-use crate::pitch::{Deal, Pitch};
+use crate::pitch::{Deal, Pitch, Prospect, Risk};
 use crate::referee::{Correctness, DeviceReport, Scout, ShapeResult, Sitting, Speedup};
 use crate::round::RoundKind;
 use crate::tally::Tally;
@@ -44,6 +46,12 @@ pub struct Report {
     pub number: u32,
     /// What it is about.
     pub context: String,
+    /// What it goes by.
+    pub motto: String,
+    /// What is to follow from it.
+    pub roadmap: Vec<String>,
+    /// Rounds that were planned, in order.
+    pub planned: Vec<String>,
     /// The success metric.
     pub metric: String,
     /// What was to be beaten first.
@@ -225,7 +233,67 @@ pub struct ControlReport {
     pub device: Option<DeviceReport>,
 }
 
+impl RoundReport {
+    /// Its pitches by how safe the sharks think they are, the safest first, in words; nothing before the count.
+    pub fn risk_spectrum(&self) -> Option<String> {
+        let mut scored: Vec<(f64, &str)> =
+            self.tally.iter().flat_map(|t| &t.standings).filter_map(|s| Some((s.risk?, s.pitch.as_str()))).collect();
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let told: Vec<String> = scored.iter().map(|(risk, pitch)| format!("{pitch} {risk:.1}")).collect();
+        (!told.is_empty()).then(|| told.join(" · "))
+    }
+}
+
+impl PitchReport {
+    /// The claims that it revises and its own, in words; nothing where it revises none.
+    pub fn descent(&self) -> Option<String> {
+        let link = |(name, claimed, confidence): &Revision| {
+            let sure = confidence.map(|sure| format!(" at {:.0} %", 100.0 * sure)).unwrap_or_default();
+            format!("{name} {}{sure}", claim(*claimed))
+        };
+        (!self.lineage.is_empty()).then(|| self.lineage.iter().map(link).collect::<Vec<_>>().join(" → "))
+    }
+
+    /// What may come of it, with chances.
+    pub fn prospects(&self) -> Vec<String> {
+        let told = |prospect: &Prospect| {
+            let speedup = prospect.speedup.map(|speedup| format!(" ({speedup}×)")).unwrap_or_default();
+            format!("{:.0} % {}{speedup}", 100.0 * prospect.probability, prospect.what)
+        };
+        self.pitch.claim.iter().flat_map(|claim| &claim.outcomes).map(told).collect()
+    }
+
+    /// Its risks, each with its chance and cost where they are named, and what is done about it.
+    pub fn risks(&self) -> Vec<String> {
+        let told = |risk: &Risk| {
+            let impact = if risk.impact.is_empty() { String::new() } else { format!(", {}", risk.impact) };
+            let chance = risk.probability.map(|chance| format!(" ({:.0} %{impact})", 100.0 * chance));
+            format!("{}{}; {}", risk.what, chance.unwrap_or_default(), risk.mitigation)
+        };
+        self.pitch.risk.iter().map(told).collect()
+    }
+}
+
 impl Report {
+    /// What was planned, each round with how it ended, and what is to follow.
+    pub fn road(&self) -> Vec<String> {
+        let ended = |name: &String| {
+            let round = self.rounds.iter().find(|round| round.name == *name);
+            let verdict = round.and_then(|round| round.verdict).map(|verdict| self.word(verdict));
+            format!("{name}: {}", verdict.unwrap_or_else(|| "to come".to_owned()))
+        };
+        self.planned.iter().map(ended).chain(self.roadmap.iter().map(|step| format!("then: {step}"))).collect()
+    }
+
+    /// What is wrong with the baseline, if anything is.
+    pub fn wrong_baseline(&self) -> Option<&str> {
+        self.dethroned
+            .iter()
+            .find(|(name, _)| name.starts_with("baseline"))
+            .map(|(_, why)| why.as_str())
+            .or_else(|| self.times.as_ref()?.wrong.as_deref())
+    }
+
     /// A verdict as it is told: one that nothing was measured for says so.
     pub fn word(&self, verdict: Verdict) -> String {
         if self.foretold.is_some() { format!("{verdict}, predicted") } else { verdict.to_string() }
@@ -248,6 +316,9 @@ impl Report {
             season: season.name.clone(),
             number,
             context: season.context.clone(),
+            motto: season.motto.clone(),
+            roadmap: season.roadmap.clone(),
+            planned: season.rounds.iter().map(|round| round.name.clone()).collect(),
             metric: season.metric.clone(),
             foretold: season.foretold().map(str::to_owned),
             baseline: season.baseline.clone(),

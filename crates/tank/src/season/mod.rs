@@ -69,6 +69,12 @@ pub struct Season {
     pub name: String,
     /// What it is about.
     pub context: String,
+    /// What it goes by.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub motto: String,
+    /// What is to follow from it, step by step, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roadmap: Vec<String>,
     /// The success metric, in words.
     pub metric: String,
     /// What is to be beaten first: `planned`, or a configuration, any part of one.
@@ -120,14 +126,21 @@ struct SeasonFile {
     name: String,
     #[serde(default)]
     context: String,
+    #[serde(default)]
+    motto: String,
+    #[serde(default)]
+    roadmap: Vec<String>,
     metric: String,
+    #[serde(default)]
     baseline: String,
     #[serde(default = "auto")]
     backend: String,
     threads: Option<usize>,
-    problem: Vec<Problem>,
+    /// The folder of another operation, which brings its problems and its baseline.
+    operation: Option<PathBuf>,
     #[serde(default)]
-    settings: Settings,
+    problem: Vec<Problem>,
+    settings: Option<Settings>,
     #[serde(default)]
     deal: Deal,
     #[serde(default = "builtin_sharks")]
@@ -171,6 +184,7 @@ impl Season {
             round.pitch.iter_mut().for_each(|pitch| pitch.anchor(folder));
             round.ask.iter_mut().for_each(|asked| written::anchor(folder, &mut asked.command));
         }
+        file.operation = file.operation.map(|operation| folder.join(operation));
         Self::of(file, |name| Pitch::read(&folder.join(name)), |name| Shark::read(&folder.join(name)))
     }
 
@@ -202,22 +216,42 @@ impl Season {
             }
             rounds.push(Round { name: round.name, kind: round.kind, context: round.context, pitches, asks: round.ask });
         }
-        let season = Self {
+        let operation = file.operation.as_deref().map(Folder::read).transpose()?;
+        let baseline = match &operation {
+            Some(operation) if file.baseline.is_empty() => operation.baseline_words(),
+            Some(_) => {
+                return Err(Error::Rules {
+                    what: format!("season '{}'", file.name),
+                    problem: "it names a baseline, and its operation brings its own".to_owned(),
+                    remedy: "leave `baseline` out; [baseline] in operation.toml names the program".to_owned(),
+                });
+            }
+            None => file.baseline,
+        };
+        let of_operation = operation.as_ref().map(|operation| operation.about.settings.clone()).unwrap_or_default();
+        let mut settings = file.settings.unwrap_or_else(|| of_operation.clone());
+        // Whatever else the season's file says, contestants need what the operation's need.
+        settings.referee.limits.readable.extend(of_operation.referee.limits.readable);
+        let wild_cards = file.wild_cards.iter().map(|name| pitch(name)).collect::<Result<_>>()?;
+        let mut season = Self {
             name: file.name,
             context: file.context,
+            motto: file.motto,
+            roadmap: file.roadmap,
             metric: file.metric,
-            baseline: file.baseline,
+            baseline,
             backend: file.backend,
             threads: file.threads,
             problems: file.problem,
-            operation: None,
-            settings: file.settings,
+            operation,
+            settings,
             deal: file.deal,
             sharks: file.sharks.iter().map(shark).collect::<Result<_>>()?,
             rounds,
-            wild_cards: file.wild_cards.iter().map(|name| pitch(name)).collect::<Result<_>>()?,
+            wild_cards,
             cluster: file.cluster,
         };
+        season.lend_the_operations_files();
         season.check()?;
         Ok(season)
     }
@@ -236,6 +270,9 @@ impl Season {
         }
         if self.problems.is_empty() == self.operation.is_none() {
             return refuse("it has no problems, or those of two operations".into(), operations::PROBLEM);
+        }
+        if self.baseline.trim().is_empty() {
+            return refuse("it has no baseline".into(), "baseline = \"planned\", or a configuration");
         }
         self.described().check(Some(self.baseline.as_str()).filter(|words| *words != PLANNED))?;
         let twice = |(index, problem): &(usize, &Problem)| self.problems[..*index].contains(problem);
@@ -287,18 +324,16 @@ impl Season {
     }
 
     /// A season of one round with these pitches, on an operation's own problems against its own baseline.
-    pub fn of_operation(operation: Folder, mut pitches: Vec<Pitch>) -> Result<Self> {
-        // What an operation brings for its contestants, they may use from anywhere.
-        for pitch in &mut pitches {
-            pitch.places.push(operation.folder.clone());
-        }
+    pub fn of_operation(operation: Folder, pitches: Vec<Pitch>) -> Result<Self> {
         let about = &operation.about;
         let context = about.context.clone();
-        let season = Self {
+        let mut season = Self {
             name: about.name.clone(),
             context: context.clone(),
+            motto: String::new(),
+            roadmap: Vec::new(),
             metric: about.metric.clone(),
-            baseline: about.baseline.program.join(" "),
+            baseline: operation.baseline_words(),
             backend: auto(),
             threads: None,
             problems: Vec::new(),
@@ -310,8 +345,16 @@ impl Season {
             cluster: None,
             operation: Some(operation),
         };
+        season.lend_the_operations_files();
         season.check()?;
         Ok(season)
+    }
+
+    /// What an operation brings for its contestants, they may use from anywhere.
+    fn lend_the_operations_files(&mut self) {
+        let Some(folder) = self.operation.as_ref().map(|operation| operation.folder.clone()) else { return };
+        let pitches = self.rounds.iter_mut().flat_map(|round| &mut round.pitches).chain(&mut self.wild_cards);
+        pitches.for_each(|pitch| pitch.places.push(folder.clone()));
     }
 
     /// The same season with other rounds: in each of so many a command is asked for candidates, shown what came of those before. One is enough

@@ -4,6 +4,8 @@
 //! The *skeptic* believes the least of what is claimed, predicted and possible, less what the contestant's record takes
 //! off. The *pragmatist* asks what ships. The *theorist* asks whether the numbers can be true. *The Performance Oracle* and *The
 //! Pragmatic Engineer* are those of the first season, with their criteria; the Oracle has others where it is about being right.
+//!
+//! In a round about correctness *works* means that it computes the right thing: examinations, the simulator and the assembler say so, and speed says nothing.
 
 use std::collections::BTreeMap;
 
@@ -123,16 +125,23 @@ impl Which {
                 ]),
             },
             criteria_in: match self {
-                Which::Oracle => [(RoundKind::Correctness, criteria(works))].into(),
+                Which::Oracle | Which::Skeptic => [(RoundKind::Correctness, criteria(works))].into(),
                 _ => BTreeMap::new(),
             },
             source: Source::Builtin { which: self },
         }
     }
 
-    /// Its ballot on a pitch, by the criteria that it has in this round.
-    pub fn ballot(self, criteria: &[Criterion], pitch: &Pitch, evidence: &Evidence, settings: &Settings) -> Ballot {
-        let judged = Judged { pitch, evidence, settings };
+    /// Its ballot on a pitch, by the criteria that it has in a round of this kind.
+    pub fn ballot(
+        self,
+        criteria: &[Criterion],
+        kind: RoundKind,
+        pitch: &Pitch,
+        evidence: &Evidence,
+        settings: &Settings,
+    ) -> Ballot {
+        let judged = Judged { kind, pitch, evidence, settings };
         let expects = if self == Which::Skeptic { judged.least() } else { judged.middle() };
         let mut ballot = Ballot { pitch: pitch.name.clone(), ..Ballot::default() };
         for Criterion { name, .. } in criteria {
@@ -147,7 +156,10 @@ impl Which {
             ballot.because.insert(name.clone(), because);
         }
         ballot.expects = Some(round(expects.0));
-        ballot.probability = Some(round(chance(expects.0, 1.0 + settings.margin())));
+        ballot.probability = Some(round(match kind {
+            RoundKind::Correctness => judged.is_right().0,
+            _ => chance(expects.0, 1.0 + settings.margin()),
+        }));
         ballot
     }
 
@@ -190,6 +202,7 @@ fn chance(expected: f64, threshold: f64) -> f64 {
 
 /// A pitch before a built-in shark.
 struct Judged<'a> {
+    kind: RoundKind,
     pitch: &'a Pitch,
     evidence: &'a Evidence,
     settings: &'a Settings,
@@ -265,7 +278,17 @@ impl Judged<'_> {
         (points, format!("{hours} hours of work are estimated"))
     }
 
+    /// Kernels that the simulator counts, where it is about being right: what one of them writes can be compared with the reference by itself.
+    fn steps(&self) -> Option<f64> {
+        let counted = self.evidence.figures.get("kernels").copied();
+        counted.filter(|_| self.kind == RoundKind::Correctness)
+    }
+
     fn simplicity(&self) -> Scored {
+        // How little it changes says nothing where the champion is wrong.
+        if let Some(kernels) = self.steps() {
+            return (4.0 + 1.25 * kernels, format!("its work is cut into {kernels} kernels, which do one thing each"));
+        }
         match self.evidence.changes {
             Some(changes) => (10.0 - 1.5 * changes as f64, format!("it changes {changes} fields of the configuration")),
             None => (4.0, "it is another program, whose size the tank cannot see".into()),
@@ -311,13 +334,12 @@ impl Judged<'_> {
     }
 
     fn ships(&self) -> Scored {
-        let (expected, from) = self.middle();
-        let chance = chance(expected, 1.0 + self.settings.margin());
+        let (chance, why) = self.chance_of_working();
         let record = &self.evidence.record;
         let shipped = (record.successes as f64 + 1.0) / (record.judged as f64 + 2.0);
         let points = 10.0 * (0.7 * chance + 0.3 * shipped);
         let because = format!(
-            "a chance of {:.0} % ({from}: {expected:.2}×), and {} of {} earlier pitches shipped",
+            "a chance of {:.0} % ({why}), and {} of {} earlier pitches shipped",
             100.0 * chance,
             record.successes,
             record.judged
@@ -326,6 +348,9 @@ impl Judged<'_> {
     }
 
     fn debuggability(&self) -> Scored {
+        if let Some(kernels) = self.steps() {
+            return (3.0 + 1.75 * kernels, format!("the results of {kernels} kernels can be compared one by one"));
+        }
         match (&self.evidence.changes, self.pitch.kind) {
             (_, Kind::MinimalFix) => (10.0, "a minimal fix is its own explanation".into()),
             (Some(_), _) => (8.0, "one of our configurations, which the tester and the simulator know".into()),
@@ -341,9 +366,53 @@ impl Judged<'_> {
     }
 
     fn works(&self) -> Scored {
+        let (chance, why) = self.chance_of_working();
+        (10.0 * chance, format!("{why}, so the chance is {:.0} %", 100.0 * chance))
+    }
+
+    /// The chance that it does what the round is about: that it is faster, or that it is right.
+    fn chance_of_working(&self) -> (f64, String) {
+        if self.kind == RoundKind::Correctness {
+            return self.is_right();
+        }
         let (expected, from) = self.middle();
-        let chance = chance(expected, 1.0 + self.settings.margin());
-        (10.0 * chance, format!("{expected:.2}× is {from}, so the chance is {:.0} %", 100.0 * chance))
+        (chance(expected, 1.0 + self.settings.margin()), format!("{expected:.2}× is {from}"))
+    }
+
+    /// The chance that it computes the right thing, by everything that was found without a clock: an examination of this very thing, else a tile in the
+    /// simulator, less what could still go wrong on silicon; of what no one has looked at, its kind.
+    fn is_right(&self) -> (f64, String) {
+        let Evidence { examined, simulated, simulated_wrong, changes, .. } = self.evidence;
+        match (examined, simulated_wrong) {
+            (Some((true, record)), _) => (0.98, format!("it was examined before and was right (record {record})")),
+            (Some((false, record)), _) => (0.02, format!("it was examined before and was wrong (record {record})")),
+            (None, Some(wrong)) => (0.02, format!("the simulator says: {wrong}")),
+            (None, None) if !simulated.is_empty() => {
+                let (left, doubts) = self.doubts_on_silicon();
+                (left, format!("the simulator finds a tile right; {doubts}"))
+            }
+            (None, None) if changes.is_some() => {
+                (0.9, "one of our configurations, which the tester asks every case".to_owned())
+            }
+            (None, None) => (0.5, "a program that nobody has examined".to_owned()),
+        }
+    }
+
+    /// What is left of the chance that a kernel which is right in the simulator is right on silicon: every kernel that does several things between
+    /// barriers has more orders in which they can happen, and one that spills or fills shared memory has no room to mend it.
+    fn doubts_on_silicon(&self) -> (f64, String) {
+        let figure = |name: &str| self.evidence.figures.get(name).copied().unwrap_or(0.0);
+        let kernels = figure("kernels").max(1.0);
+        let ordered = (figure("barriers and fences") / kernels).max(1.0);
+        let mut left = 0.95 - 0.03 * ordered.log2();
+        let mut doubts = vec![format!("{ordered:.0} barriers and fences per kernel")];
+        for (name, most, doubt) in [("spilled bytes", 0.0, 0.1), ("shared memory", 200e3, 0.05)] {
+            if figure(name) > most {
+                left -= doubt;
+                doubts.push(format!("{name} {:.0}", figure(name)));
+            }
+        }
+        (left.clamp(0.1, 0.95), doubts.join(", "))
     }
 }
 
@@ -374,6 +443,8 @@ mod tests {
             changes: predicted.map(|_| 2),
             scratch_bytes: Some(1 << 20),
             simulated: Vec::new(),
+            simulated_wrong: None,
+            examined: None,
             assembled: Vec::new(),
             phases: Vec::new(),
             phases_by: String::new(),
@@ -386,12 +457,12 @@ mod tests {
     fn total(which: Which, pitch: &Pitch, evidence: &Evidence) -> f64 {
         let settings = Settings::default();
         let shark = which.shark();
-        let ballot = which.ballot(&shark.criteria, pitch, evidence, &settings);
+        let ballot = which.ballot(&shark.criteria, RoundKind::Regular, pitch, evidence, &settings);
         shark.check().unwrap();
         shark.check_ballots(std::slice::from_ref(&ballot), std::slice::from_ref(&pitch.name), &settings).unwrap();
         assert_eq!(
             ballot,
-            which.ballot(&shark.criteria, pitch, evidence, &settings),
+            which.ballot(&shark.criteria, RoundKind::Regular, pitch, evidence, &settings),
             "the same evidence makes the same ballot"
         );
         assert!(ballot.scores.keys().all(|name| !ballot.because[name].is_empty()), "every score is explained");
@@ -416,6 +487,34 @@ mod tests {
     }
 
     #[test]
+    fn where_it_is_about_being_right_speed_says_nothing_about_working() {
+        let counted = |count| {
+            let counter = |what: &str, count| crate::evidence::Counter { what: what.to_owned(), count };
+            let simulated = vec![counter("kernels", 1), counter("barriers and fences", count)];
+            let figures = simulated.iter().map(|c| (c.what.clone(), c.count as f64)).collect();
+            move |predicted| Evidence {
+                simulated: simulated.clone(),
+                figures: Clone::clone(&figures),
+                ..evidence(Some(predicted), TrackRecord::default())
+            }
+        };
+        for (which, criterion) in [(Which::Oracle, "probability of working"), (Which::Engineer, "ships")] {
+            let criteria = which.shark().in_round(RoundKind::Correctness).criteria;
+            let of = |evidence: &Evidence| {
+                let ballot = which.ballot(&criteria, RoundKind::Correctness, &pitch(), evidence, &Settings::default());
+                (ballot.scores[criterion], ballot.probability.unwrap())
+            };
+            let (slow, fast) = (of(&counted(8)(0.8)), of(&counted(8)(3.0)));
+            assert_eq!(slow, fast, "{which:?}");
+            assert!(slow.0 > 7.0 && of(&counted(512)(3.0)).0 < slow.0, "more that can happen in another order");
+            let wrong = Evidence { simulated_wrong: Some("c[0, 0] is 1, not 2".into()), ..counted(8)(3.0) };
+            let examined = |right| Evidence { examined: Some((right, 7)), ..counted(512)(0.8) };
+            assert!(of(&wrong).0 < 3.0 && of(&wrong).1 < 0.1);
+            assert!(of(&examined(true)).0 > slow.0 && of(&examined(false)).0 < 3.0);
+        }
+    }
+
+    #[test]
     fn a_statement_names_a_second_choice_with_conditions_and_says_why_not_the_others() {
         let shark = Which::Engineer.shark();
         let (mut a, mut b) = (claiming(1.5), claiming(1.1));
@@ -424,6 +523,7 @@ mod tests {
             let predicted = if pitch.name == "a" { 1.4 } else { 0.9 };
             Which::Engineer.ballot(
                 &shark.criteria,
+                RoundKind::Regular,
                 pitch,
                 &evidence(Some(predicted), TrackRecord::default()),
                 &Settings::default(),
@@ -448,7 +548,8 @@ mod tests {
     #[test]
     fn nothing_is_expected_beyond_the_roofline() {
         let bound = Evidence { possible: Some(1.02), ..evidence(Some(2.0), TrackRecord::default()) };
-        let ballot = Which::Theorist.ballot(&Which::Theorist.shark().criteria, &pitch(), &bound, &Settings::default());
+        let (criteria, kind) = (Which::Theorist.shark().criteria, RoundKind::Regular);
+        let ballot = Which::Theorist.ballot(&criteria, kind, &pitch(), &bound, &Settings::default());
         assert!(ballot.expects.unwrap() <= 1.02);
     }
 

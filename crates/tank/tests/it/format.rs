@@ -193,6 +193,72 @@ fn the_stricter_term_of_two_deals_counts() {
 }
 
 #[test]
+fn a_wrong_baseline_opens_rounds_about_being_right_in_which_nothing_is_timed() {
+    let later = vec![pitch("third", "tile=16x16"), pitch("fourth", "tile=48x48")];
+    let season = season(&[("one", two()), ("two", later)]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("l");
+    let fates = [("first", Fate::Wrong), ("second", Fate::Speed(0.3)), ("fourth", Fate::Speed(1.2))];
+    let new = || Scripted { wrong_baseline: Some("it computes A·B".into()), ..Scripted::new(&season, &fates) };
+    // Killed after every answer in turn, it ends in the same way.
+    for answers in 1..6 {
+        let killed =
+            || played(&season, &path, &mut Scripted { dies_after: Some(answers), ..new() }, &Options::default());
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(killed));
+    }
+    let mut referee = new();
+    played(&season, &path, &mut referee, &Options::default()).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    let kinds: Vec<RoundKind> = records
+        .iter()
+        .filter_map(|record| match &record.event {
+            Event::RoundOpened(opened) => Some(opened.round_kind),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(kinds[..2], [RoundKind::Correctness, RoundKind::Regular], "until somebody is right");
+    let wrong = |event: &Event| matches!(event, Event::BaselineTaken(taken) if taken.baseline.wrong.is_some());
+    assert!(has(&records, wrong), "it is written down");
+    assert_eq!(
+        verdicts(&records)[..3],
+        [("first".into(), Verdict::Failure), ("second".into(), Verdict::Success), ("fourth".into(), Verdict::Success)]
+    );
+    let sat = |name: &str| has(&records, |event| matches!(event, Event::Sat(sat) if sat.pitch == name));
+    assert!(!sat("first") && !sat("second") && sat("fourth"), "correct but slow beats wrong, and nobody times it");
+    assert_eq!(champion(&records).as_deref(), Some("fourth"));
+    let report = tank::report::Report::new(&records, None).unwrap();
+    assert!(tank::report::markdown(&report).contains("The baseline is wrong: "));
+}
+
+#[test]
+fn a_pitch_can_be_withdrawn_until_it_is_built_and_not_later() {
+    let season = season(&[("one", two())]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("l");
+    let mut referee = Scripted::new(&season, &[("second", Fate::Speed(1.2))]);
+    let paused = Options { pause: true, ..Options::default() };
+    let winner = match played(&season, &path, &mut referee, &paused) {
+        Err(tank::Error::Paused { winner, .. }) => winner,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(winner, "first");
+    let withdrawing = |pitch: &str| {
+        let withdrawals = [("one".to_owned(), pitch.to_owned())].into();
+        let choices =
+            Choices { withdrawals, by: "its author".into(), reason: "it is wrong".into(), ..Choices::default() };
+        Options { choices, ..Options::default() }
+    };
+    let unknown = played(&season, &path, &mut referee, &withdrawing("nobody")).unwrap_err().to_string();
+    assert!(unknown.contains("'nobody' cannot be withdrawn"), "{unknown}");
+    played(&season, &path, &mut referee, &withdrawing("first")).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    assert!(has(&records, |event| matches!(event, Event::Withdrawn(w) if w.pitch == "first")));
+    assert_eq!(verdicts(&records)[0].0, "second", "the runner-up is built in its place");
+    let late = played(&season, &path, &mut referee, &withdrawing("second")).unwrap_err().to_string();
+    assert!(late.contains("cannot be withdrawn any more"), "it is not ignored: {late}");
+}
+
+#[test]
 fn a_pitch_can_be_withdrawn_before_the_vote_and_that_is_written_down() {
     let season = season(&[("one", [two(), vec![pitch("third", "tile=16x16")]].concat())]);
     let folder = tempfile::tempdir().unwrap();

@@ -109,6 +109,31 @@ fn a_sort_is_played() {
 }
 
 #[test]
+fn a_season_file_can_play_an_operation_whose_baseline_is_wrong() {
+    let copied = copy("sort");
+    let baseline = fs::read_to_string(copied.path().join("baseline.c")).unwrap();
+    fs::copy(copied.path().join("baseline.c"), copied.path().join("slow.c")).unwrap();
+    fs::write(copied.path().join("baseline.c"), baseline.replace("(x > y) - (x < y)", "(x < y) - (x > y)")).unwrap();
+    let slow = fs::read_to_string(copied.path().join("radix.toml")).unwrap().replace("radix", "slow");
+    fs::write(copied.path().join("slow.toml"), slow).unwrap();
+    let text = "name = \"sorts\"\nmetric = \"time\"\noperation = \".\"\n[[round]]\nname = \"one\"\npitches = [\"slow.toml\", \"shell.toml\"]\n";
+    let path = copied.path().join("season.toml");
+    fs::write(&path, text).unwrap();
+    let mut season = Season::read(&path).unwrap();
+    season.settings.referee = settings(season.operation.as_ref().unwrap());
+    let mut referee =
+        Official::new(season.operation().unwrap(), season.settings.referee.clone(), Vec::new(), None).unwrap();
+    let mut ledger = Ledger::open(&copied.path().join("ledger.jsonl")).unwrap();
+    play(&season, &mut ledger, &mut referee, &Options::default(), &mut Silence).unwrap();
+    let sat = ledger.records().iter().any(|record| matches!(record.event, Event::Sat(_)));
+    let crowned =
+        ledger.records().iter().any(|record| matches!(&record.event, Event::Crowned(c) if c.speedup.is_none()));
+    assert!(crowned && !sat, "right beats wrong, and nothing is timed: {:?}", ledger.records());
+    fs::write(&path, format!("baseline = \"planned\"\n{text}")).unwrap();
+    assert!(Season::read(&path).unwrap_err().to_string().contains("brings its own"));
+}
+
+#[test]
 fn an_operation_is_the_same_before_and_after_its_baseline_is_built() {
     let copied = copy("sort");
     let pitch = || Pitch::read(&copied.path().join("radix.toml")).unwrap();

@@ -128,7 +128,11 @@ impl Foretold {
 }
 
 impl Referee for Foretold {
-    fn baseline(&mut self, champion: Swimmer<'_>, _seed: u64) -> Result<Baseline> {
+    fn baseline(&mut self, champion: Swimmer<'_>, seed: u64) -> Result<Baseline> {
+        let examined = self.examine(champion, champion, seed)?;
+        if let Some(wrong) = examined.wrong.first() {
+            return Ok(Baseline::wrong(format!("{}: {}", wrong.case, wrong.what)));
+        }
         let (flops, bytes) = self.device.facts().ceilings();
         let shape = |((name, problem), seconds): (&(String, Problem), f64)| BaselineShape {
             problem: name.clone(),
@@ -139,7 +143,7 @@ impl Referee for Foretold {
         };
         let seconds = self.seconds(champion)?;
         let shapes = self.problems.iter().zip(seconds).map(shape).collect();
-        Ok(Baseline { shapes, flops_per_second: Some(flops), bytes_per_second: Some(bytes) })
+        Ok(Baseline { shapes, flops_per_second: Some(flops), bytes_per_second: Some(bytes), wrong: None })
     }
 
     fn examine(&mut self, _champion: Swimmer<'_>, challenger: Swimmer<'_>, seed: u64) -> Result<Correctness> {

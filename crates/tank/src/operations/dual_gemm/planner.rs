@@ -153,8 +153,11 @@ impl Configurations for Planner {
         let Some((plan, profiled)) = self.plan_of_a_gpu(run) else { return self.profile_of_a_processor(run) };
         let (problem, config, family) = (plan.problem(), plan.config(), profiled.family());
         let tile = simulator(profiled).filter(|_| problem.whole().is_none());
-        let counted = tile.and_then(|simulator| counters::counters(simulator, problem, config).ok());
-        let counted = counted.map(|(counted, _)| counted).unwrap_or_default().into_iter();
+        let (counted, simulated_wrong) = match tile.map(|simulator| counters::counters(simulator, problem, config)) {
+            Some(Ok((counted, report))) => (counted, report.first.map(|failure| failure.to_string())),
+            Some(Err(error)) => (Vec::new(), Some(error.to_string())),
+            None => (Vec::new(), None),
+        };
         // Where there is no assembler, nothing is known by it, and a gate on that stays shut.
         let kernels = assembled::assembled(family, profiled.facts(), problem, config).unwrap_or_default().into_iter();
         let kernel = |kernel: assembled::Assembled| KernelEvidence {
@@ -166,7 +169,8 @@ impl Configurations for Planner {
             occupancy: kernel.occupancy,
         };
         Profile {
-            simulated: counted.map(|(what, count)| Counter { what: what.to_owned(), count }).collect(),
+            simulated: counted.into_iter().map(|(what, count)| Counter { what: what.to_owned(), count }).collect(),
+            simulated_wrong,
             assembled: kernels.map(kernel).collect(),
             phases: plan::phases(family, problem, config, profiled.facts()).map(shares).unwrap_or_default(),
             phases_by: format!("by first principles on {}", profiled.facts().name),

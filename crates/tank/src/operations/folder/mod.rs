@@ -213,6 +213,11 @@ impl Folder {
         Ok(Self { folder, about, digest })
     }
 
+    /// What starts its baseline.
+    pub fn baseline_words(&self) -> String {
+        self.about.baseline.program.join(" ")
+    }
+
     /// The names of the problems that are timed.
     pub fn problem_names(&self) -> Vec<String> {
         self.about.problem.iter().map(|problem| name_of(&self.about.name, &problem.sizes)).collect()

@@ -56,9 +56,11 @@ pub struct Scripted {
     pub asked: Vec<String>,
     /// The seeds of sittings that were asked for, in order.
     pub seeds: Vec<u64>,
+    /// What is wrong with the season's baseline.
+    pub wrong_baseline: Option<String>,
     /// After so many answers, die.
     pub dies_after: Option<usize>,
-    voids: BTreeMap<String, usize>,
+    pub voids: BTreeMap<String, usize>,
 }
 
 impl Scripted {
@@ -109,6 +111,9 @@ fn measurement(pairing: Pairing, problems: &[String], speedups: &[f64], seed: u6
 impl Referee for Scripted {
     fn baseline(&mut self, champion: Swimmer<'_>, _: u64) -> Result<Baseline> {
         self.ask("baseline", champion.name);
+        if let Some(wrong) = self.wrong_baseline.clone().filter(|_| champion.name.starts_with("baseline")) {
+            return Ok(Baseline::wrong(wrong));
+        }
         let shape = |problem: &String| BaselineShape {
             problem: problem.clone(),
             seconds: 1e-3,
@@ -117,7 +122,7 @@ impl Referee for Scripted {
             bytes: 1e5,
         };
         let shapes = self.problems.iter().map(shape).collect();
-        Ok(Baseline { shapes, flops_per_second: Some(5e9), bytes_per_second: Some(1e9) })
+        Ok(Baseline { shapes, flops_per_second: Some(5e9), bytes_per_second: Some(1e9), wrong: None })
     }
 
     fn examine(&mut self, _: Swimmer<'_>, challenger: Swimmer<'_>, seed: u64) -> Result<Correctness> {
@@ -256,6 +261,8 @@ pub fn season(rounds: &[(&str, Vec<Pitch>)]) -> Season {
     Season {
         name: "test".into(),
         context: String::new(),
+        motto: String::new(),
+        roadmap: Vec::new(),
         metric: "geomean".into(),
         baseline: "strategy=two-pass,tile=16x32,depth=64,stages=1".into(),
         backend: "scalar".into(),
