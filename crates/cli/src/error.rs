@@ -33,6 +33,14 @@ pub enum Error {
     )]
     NoHash { hash: String, shortest: usize, records: usize },
 
+    /// A name that no part of the suite has.
+    #[error("nothing of the suite is called {name:?}; `hammerhead tank exploits` lists it")]
+    NoExploit { name: String },
+
+    /// A referee that was fooled, or blames the honest.
+    #[error("{failed} of the suite fooled the referee, or were blamed and are honest; the table says which")]
+    Exploited { failed: usize },
+
     /// The tuning cache is switched off.
     #[error("the tuning cache is switched off; name its folder with HAMMERHEAD_TUNING")]
     NoTuning,

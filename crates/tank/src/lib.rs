@@ -16,6 +16,7 @@ pub mod entry;
 mod error;
 pub mod event;
 pub mod evidence;
+pub mod exploits;
 pub mod history;
 pub mod ledger;
 pub mod mortem;

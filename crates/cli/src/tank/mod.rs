@@ -2,6 +2,7 @@
 
 mod board;
 mod evolve;
+mod exploits;
 mod ledger;
 mod operation;
 mod pages;
@@ -50,6 +51,7 @@ enum Command {
     Evolve(evolve::Args),
     Report(pages::Args),
     Board(board::Args),
+    Exploits(exploits::Args),
     Log(ledger::Log),
     Show(ledger::Show),
     VerifyLedger(ledger::Verify),
@@ -77,6 +79,7 @@ pub fn tank(args: &Args) -> Result<()> {
         Command::Evolve(args) => evolve::evolve(args),
         Command::Report(args) => pages::report(args),
         Command::Board(args) => board::board(args),
+        Command::Exploits(args) => exploits::exploits(args),
         Command::Log(args) => ledger::log(args),
         Command::Show(args) => ledger::show(args),
         Command::VerifyLedger(args) => ledger::verify(args),

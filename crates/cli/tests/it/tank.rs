@@ -163,6 +163,9 @@ fn a_season_is_played_killed_gone_on_with_reported_and_found_tampered_with() {
     let shorter: String = after.split_inclusive('\n').take(4).collect();
     fs::write(folder.join("cut.jsonl"), shorter).unwrap();
     assert_refused(&output(folder, &["verify-ledger", "--ledger", "cut.jsonl", "--head", head]), &["cut off"]);
+    let short = &head[..4];
+    assert_refused(&output(folder, &["verify-ledger", "--ledger", "l.jsonl", "--head", short]), &["fewer than 16"]);
+    assert!(succeed(folder, &["verify-ledger", "--ledger", "cut.jsonl"]).contains("no note of its end is known"));
     fs::write(folder.join("edited.jsonl"), after.replacen("1.05", "1.50", 1)).unwrap();
     assert_refused(
         &output(folder, &["verify-ledger", "--ledger", "edited.jsonl"]),
@@ -270,16 +273,28 @@ fn a_community_task_wants_an_interpreter_that_has_torch() {
     let folder = folder.path();
     fs::create_dir(folder.join("task")).unwrap();
     fs::write(folder.join("task/task.yml"), "tests:\n  - {\"size\": 8, \"seed\": 1}\n").unwrap();
-    let refused = output(folder, &["import", "task", "--into", "op", "--python", "false"]);
-    assert_refused(&refused, &["\"false\" cannot import torch", "--python"]);
     // It answers whatever it is asked, as an interpreter that has torch.
     let imported = || output(folder, &["import", "task", "--into", "op", "--python", "echo"]);
     assert_refused(&imported(), &["cannot read", "task/reference.py"]);
     fs::write(folder.join("task/reference.py"), "").unwrap();
+    let refused = output(folder, &["import", "task", "--into", "op", "--python", "false"]);
+    assert_refused(&refused, &["\"false\" cannot import torch", "--python"]);
     let listed =
         "files:\n  - {\"name\": \"utils.py\", \"source\": \"../utils.py\"}\ntests:\n  - {\"size\": 8, \"seed\": 1}\n";
     fs::write(folder.join("task/task.yml"), listed).unwrap();
     assert_refused(&imported(), &["cannot read", "utils.py"]);
     assert!(!folder.join("op").exists(), "nothing is left half done");
     assert_refused(&output(folder, &["import", "nowhere"]), &["nowhere"]);
+    fs::write(folder.join("task/task.yml"), listed.replace("../utils.py", "/etc/hostname")).unwrap();
+    assert_refused(&imported(), &["/etc/hostname", "outside of its folder"]);
+}
+
+#[test]
+fn known_exploits_are_listed_with_where_they_are_told_of_and_one_is_played() {
+    let folder = tempfile::tempdir().unwrap();
+    let listed = succeed(folder.path(), &["exploits"]);
+    assert!(listed.contains("late-writer") && listed.contains("reference-kernels #102"), "{listed}");
+    let played = succeed(folder.path(), &["exploits", "--play", "--only", "stale", "--only", "reverse"]);
+    assert!(played.contains("caught") && played.contains("honest, and not blamed"), "{played}");
+    assert_refused(&output(folder.path(), &["exploits", "--only", "nobody"]), &["nobody"]);
 }

@@ -5,11 +5,11 @@
 use std::rc::Rc;
 
 use crate::common::{
-    Steady, Watched, case, cheat, examined, fault_in_a_sitting, is_gone, outcome_of_a_sitting, plain_python, quick,
-    scalar,
+    Steady, Watched, case, cheat, examined, fault_in_a_sitting, honest, is_gone, outcome_of_a_sitting, quick, scalar,
+    suite,
 };
 use tank::contestant::{Contestant, Fault, Tensors};
-use tank::operations::dual_gemm::{Builtin, questions, tasks};
+use tank::operations::dual_gemm::{Builtin, tasks};
 use tank::referee::{Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Wall, examine};
 use testkit::cases::Inputs;
 
@@ -22,7 +22,7 @@ fn wrong(trick: &str) -> String {
 
 #[test]
 fn the_honest_contestant_that_all_of_these_are_made_from_passes() {
-    let found = examined(&plain_python());
+    let found = examined(&honest());
     assert!(found.passed(), "{found:?}");
 }
 
@@ -91,9 +91,9 @@ fn work_finished_after_done_is_not_there_when_the_outputs_are_read() {
 #[test]
 fn a_patched_clock_and_a_claimed_time_change_nothing() {
     let (settings, clock) = (quick(), Wall::new());
-    let case = case(3, 9, 32, Inputs::Realistic);
-    let (champion, challenger) = (scalar(&case), cheat("patched-clock"));
-    let mut pool = Pool::new(&champion, &challenger, tasks(&[case]).unwrap(), &settings, &clock, 12).unwrap();
+    let (champion, challenger) = (honest(), cheat("patched-clock"));
+    let problems = suite().operation().unwrap().problems().to_vec();
+    let mut pool = Pool::new(&champion, &challenger, problems, &settings, &clock, 12).unwrap();
     let sample = |pool: &mut Pool<'_>| -> Result<f64, Halt> {
         pool.enter(Pairing::Duel, 1)?;
         pool.prepare(0)?;
@@ -114,18 +114,16 @@ fn whatever_is_written_to_the_result_channel_ends_the_round() {
 
 #[test]
 fn a_special_case_for_the_seasons_shapes_fails_on_shapes_that_are_in_no_list() {
-    let season = case(3, 9, 32, Inputs::Realistic);
-    let all = questions(std::slice::from_ref(&season), Checking::default().held_out, 13);
-    let held_out: Vec<_> = all.into_iter().filter(|case| case.why.contains("in no list")).take(2).collect();
-    let asked = [vec![season], held_out].concat();
-    let [found] = examine([&cheat("special")], &tasks(&asked).unwrap(), 13).unwrap().map(|found| found.correctness);
-    assert!(found.cases > 1 && found.wrong.iter().all(|wrong| !wrong.case.starts_with("3×9×32")), "{found:?}");
+    let found = examined(&cheat("special"));
+    assert!(found.cases > 1 && found.wrong.iter().all(|wrong| !wrong.case.contains("columns=32 rows=12")), "{found:?}");
     assert!(!found.wrong.is_empty());
 }
 
 #[test]
 fn rounding_sums_to_fewer_digits_is_beyond_the_bound() {
-    assert!(wrong("coarse").contains("should be"));
+    for trick in ["coarse", "halved", "scaled", "shortened"] {
+        assert!(wrong(trick).contains("should be"), "{trick}");
+    }
 }
 
 /// The portable backend with every result off by a few roundings after so many runs of a session: within the bound, but much less
@@ -204,6 +202,27 @@ fn one_lazy_job_among_many_is_found_within_a_few_samples() {
     }
     // Each of 16 elements comes from a job of its own. If all came from one, three samples would find it twice in ten sittings.
     assert!(found >= 7, "{found} of 10");
+}
+
+#[test]
+fn what_is_no_number_or_only_right_in_sum_is_wrong() {
+    for trick in ["no-number", "infinite", "echo", "permuted", "averaged", "lazy-row", "first-only"] {
+        assert!(wrong(trick).contains("should be"), "{trick}");
+    }
+    let fault = fault_in_a_sitting(&cheat("lazy-jobs"));
+    assert!(matches!(&fault, Fault::Wrong { what, .. } if what.contains("timed output")), "{fault}");
+}
+
+/// The suite's own way of playing, on some of each kind: all of it is for `hammerhead tank exploits`.
+#[test]
+fn the_suite_catches_who_cheats_and_blames_nobody_else() {
+    for trick in ["stale", "late-writer", "lazy-later", "climber"] {
+        let fate = suite().play_exploit(trick, 5).unwrap();
+        assert!(!matches!(fate, tank::exploits::Fate::Fooled(_)), "{trick}: {fate:?}");
+    }
+    for habits in ["plain", "ticking+threads", "looping+polling", "children+scratch"] {
+        assert_eq!(suite().play_honest(habits, 5).unwrap(), None, "{habits}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Honest contestants, built in and programs, pass the examination; bunglers cost themselves the round.
 
-use crate::common::{Steady, case, cheat, few_questions, plain_python, plain_rust, quick, scalar};
+use crate::common::{Steady, asked, case, cheat, few_questions, plain_python, plain_rust, quick, scalar};
 use tank::contestant::{Contestant, Fault, Program, Stage};
 use tank::operations::dual_gemm::{questions, tasks};
 use tank::referee::{Checking, Outcome, Pool, Terms, examine, sit};
@@ -55,7 +55,7 @@ fn a_program_is_timed_against_a_backend_and_every_output_is_looked_at() {
 }
 
 fn fault_of(program: &Program) -> Fault {
-    let [found] = examine([program], &tasks(&few_questions()).unwrap(), 5).unwrap().map(|found| found.correctness);
+    let [found] = examine([program], &asked(5), 5).unwrap().map(|found| found.correctness);
     assert!(!found.passed());
     found.fault.clone().unwrap_or_else(|| panic!("{found:?}"))
 }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::{
-    Steady, Watched, case, cheat, examined, fault_in_a_sitting, few_questions, is_gone, plain_python, quick, scalar,
+    Steady, Watched, asked, case, cheat, examined, fault_in_a_sitting, honest, is_gone, quick, scalar,
 };
 use tank::contestant::{Contestant, Fault, Job, Limits, Program};
 use tank::operations::dual_gemm::tasks;
@@ -82,7 +82,7 @@ fn secrets_of_the_environment_of_the_home_folder_and_of_shared_memory_are_not_to
     fs::write(&secret, "the password is swordfish").unwrap();
     let home = Path::new(&std::env::var("HOME").unwrap()).join(".bashrc");
     assert_eq!(boast(&told("spy", &[&secret, &home, Path::new("/etc/shadow")])), None);
-    let [_, found] = examine([&plain_python(), &told("spy", &[])], &tasks(&few_questions()).unwrap(), 6).unwrap();
+    let [_, found] = examine([&honest(), &told("spy", &[])], &asked(6), 6).unwrap();
     assert_eq!(found.correctness.unsupported, Vec::<String>::new(), "beside another's lots");
 }
 
@@ -146,7 +146,7 @@ fn the_fence_cannot_be_opened_from_within() {
 #[test]
 fn nothing_that_a_build_leaves_behind_lives_on() {
     let script = "setsid sh -c 'sleep 602.5 & sleep 602.5' & sleep 0.2; true";
-    let mut program = Program { build: vec!["sh".into(), "-c".into(), script.into()], ..plain_python() };
+    let mut program = Program { build: vec!["sh".into(), "-c".into(), script.into()], ..honest() };
     program.build().unwrap();
     assert!(is_gone(b"sleep\x00602.5\0"), "a daemon of the build's lives on");
 }
@@ -157,7 +157,7 @@ fn a_build_is_fenced_as_a_run_is() {
     let victim = folder.path().join("victim");
     fs::write(&victim, "theirs").unwrap();
     let script = format!("echo mine > {0}; cat {0}; env | grep CARGO", victim.display());
-    let mut program = Program { build: vec!["sh".into(), "-c".into(), script], ..plain_python() };
+    let mut program = Program { build: vec!["sh".into(), "-c".into(), script], ..honest() };
     let _ = program.build();
     assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
 }

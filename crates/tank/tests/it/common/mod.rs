@@ -1,8 +1,8 @@
 //! What the tests of contestants share: programs, small problems, quick settings.
 use std::cell::Cell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hammerhead::{Output, Plan, Shape, backends};
@@ -10,13 +10,15 @@ use tank::contestant::{
     About, Contestant, DeviceTime, Fault, Guard, Job, Limits, Program, Readiness, Session, Tensors,
 };
 use tank::entry::Way;
+use tank::exploits::Suite;
 use tank::operations::dual_gemm::{Builtin, tasks};
 use tank::referee::{Checking, Clock, Correctness, Outcome, Pool, RefereeSettings, Side, Terms, Timing, examine, sit};
-use testkit::cases::{self, Case, Inputs, Suite};
+use tank::task::Task;
+use testkit::cases::{self, Case, Inputs};
 
 /// A problem of one group with NVFP4 tokens and SiLU.
 pub fn case(m: usize, n: usize, k: usize, inputs: Inputs) -> Case {
-    let edge = cases::suite(Suite::Edge);
+    let edge = cases::suite(cases::Suite::Edge);
     Case { groups: vec![Shape::new(m, n, k)], inputs, timed: true, ..edge[1].clone() }
 }
 
@@ -62,10 +64,6 @@ pub fn quick() -> RefereeSettings {
     }
 }
 
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
 /// The interpreter itself: what a path names may be a script that looks for it.
 fn python() -> String {
     static PYTHON: OnceLock<String> = OnceLock::new();
@@ -76,22 +74,36 @@ fn python() -> String {
     PYTHON.get_or_init(ask).clone()
 }
 
-/// A program in Python, which may read the examples beside its own folder.
-fn script(name: &str, path: PathBuf, arguments: &[&str]) -> Program {
-    let mut command = vec![python(), path.display().to_string()];
-    command.extend(arguments.iter().map(|argument| argument.to_string()));
-    let readable = vec![root().join("../../examples/contestants")];
-    Program::new(name, command, Limits { readable, ..limits() })
-}
-
 /// The example in Python.
 pub fn plain_python() -> Program {
-    script("plain Python", root().join("../../examples/contestants/plain.py"), &[])
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/contestants/plain.py");
+    Program::new("plain Python", vec![python(), path.display().to_string()], limits())
 }
 
-/// A cheat of `tests/cheats/cheat.py`, or a bungler.
+/// The suite of exploits, written once.
+pub fn suite() -> &'static Suite {
+    static SUITE: OnceLock<Suite> = OnceLock::new();
+    let written = || {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("suite");
+        std::fs::create_dir_all(&folder).unwrap();
+        Suite::at(&folder).unwrap()
+    };
+    SUITE.get_or_init(written)
+}
+
+/// The honest contestant that all cheats are made from.
+pub fn honest() -> Program {
+    suite().honest("plain", limits())
+}
+
+/// A cheat of the suite, or a bungler.
 pub fn cheat(trick: &str) -> Program {
-    script(trick, root().join("tests/cheats/cheat.py"), &[trick])
+    suite().exploit(trick, limits())
+}
+
+/// A few small questions of the suite's operation.
+pub fn asked(seed: u64) -> Vec<Arc<dyn Task>> {
+    suite().operation().unwrap().questions(2, 0, seed).unwrap()
 }
 
 /// The example in Rust. Cargo builds examples when it runs all tests of the crate.
@@ -110,9 +122,9 @@ pub fn scalar(case: &Case) -> Builtin {
     Builtin { name: "scalar".into(), ways: vec![way], threads: Some(1), ..Builtin::default() }
 }
 
-/// What an examination of a few questions finds.
+/// What an examination of a few of the suite's questions finds.
 pub fn examined(contestant: &dyn Contestant) -> Correctness {
-    let [found] = examine([contestant], &tasks(&few_questions()).unwrap(), 6).unwrap();
+    let [found] = examine([contestant], &asked(6), 6).unwrap();
     found.correctness
 }
 
@@ -125,9 +137,12 @@ pub fn outcome_of_a_sitting(challenger: &dyn Contestant, case: &Case) -> Outcome
     sit(&mut pool, &settings, &Terms::default(), 11).unwrap().outcome
 }
 
-/// The fault of a challenger that ends such a sitting.
+/// The fault of a challenger that ends a sitting against the suite's honest contestant.
 pub fn fault_in_a_sitting(challenger: &dyn Contestant) -> Fault {
-    match outcome_of_a_sitting(challenger, &case(3, 9, 32, Inputs::Realistic)) {
+    let (settings, clock, champion) = (quick(), Steady::default(), honest());
+    let tasks = suite().operation().unwrap().problems().to_vec();
+    let mut pool = Pool::new(&champion, challenger, tasks, &settings, &clock, 11).unwrap();
+    match sit(&mut pool, &settings, &Terms::default(), 11).unwrap().outcome {
         Outcome::Faulted { side: Side::Challenger, fault } => fault,
         other => panic!("not caught: {other:?}"),
     }
