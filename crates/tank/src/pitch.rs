@@ -483,7 +483,7 @@ impl Pitch {
 
     /// A pitch that is complete, to write one's own from.
     pub fn example(name: &str) -> String {
-        operations::EXAMPLE.replace("name = NAME", &format!("name = {}", toml::Value::from(name)))
+        operations::example_pitch(name)
     }
 }
 

@@ -20,6 +20,11 @@ use crate::referee::RefereeSettings;
 pub const EXAMPLE: &str = dual_gemm::PITCH;
 /// The line of it that says what is run.
 pub const EXAMPLE_RUN: &str = dual_gemm::PITCH_RUN;
+
+/// That pitch, by this name.
+pub fn example_pitch(name: &str) -> String {
+    EXAMPLE.replace("name = NAME", &format!("name = {}", toml::Value::from(name)))
+}
 /// The season that is played when no other is named.
 pub const SEASON: &str = dual_gemm::SEASON;
 /// What to write where a pitch names nothing to run.

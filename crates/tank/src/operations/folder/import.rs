@@ -17,8 +17,7 @@ use serde_json::Value;
 
 use super::yaml::{self, Item};
 use super::{Given, Sizes};
-use crate::operations::EXAMPLE_RUN;
-use crate::pitch::Pitch;
+use crate::operations::{EXAMPLE_RUN, example_pitch};
 use crate::{Error, Result, written};
 
 /// The problem's own reference as a submission.
@@ -272,7 +271,7 @@ impl Imported {
         fs::write(folder.join(super::DESCRIPTION), self.description(python, readable))?;
         for (name, file) in &self.submissions {
             let run = format!("program = [{python:?}, \"./contestant.py\", \"./{file}\"]");
-            let pitch = Pitch::example(name).replace(EXAMPLE_RUN, &run);
+            let pitch = example_pitch(name).replace(EXAMPLE_RUN, &run);
             fs::write(folder.join(format!("{name}.toml")), pitch)?;
         }
         Ok(())
