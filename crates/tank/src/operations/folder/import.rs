@@ -231,10 +231,8 @@ impl Imported {
             Ok(solution) if solution.definition != definition => {
                 self.remarks.push(format!("{shown} is of another definition, {}", solution.definition));
             }
-            Ok(solution)
-                if !["python", "triton", "pytorch"].contains(&solution.spec.language.to_lowercase().as_str()) =>
-            {
-                let language = &solution.spec.language;
+            Ok(solution) if solution.spec.is_compiled() => {
+                let language = solution.spec.all().join(" and ");
                 self.remarks.push(format!("{shown} is written in {language}: bring it as a program of its own"));
             }
             Ok(solution) => {
@@ -369,9 +367,25 @@ struct Solution {
     spec: Spec,
 }
 
-#[derive(Deserialize)]
+/// What it is written in: one language, or a list.
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Spec {
-    language: String,
+    language: Option<String>,
+    languages: Vec<String>,
+}
+
+/// Languages that are Python to whoever starts them.
+const IN_PYTHON: [&str; 8] = ["python", "pytorch", "triton", "gluon", "tlx", "tilelang", "cute_dsl", "cutile"];
+
+impl Spec {
+    fn all(&self) -> Vec<String> {
+        self.language.iter().chain(&self.languages).map(|language| language.to_lowercase()).collect()
+    }
+
+    fn is_compiled(&self) -> bool {
+        !self.all().iter().all(|language| IN_PYTHON.contains(&language.as_str()))
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

@@ -27,8 +27,6 @@ def kernel_of(path):
 
 def of_solution(solution):
     spec = solution["spec"]
-    if spec["language"].lower() not in ("python", "triton", "pytorch"):
-        raise SystemExit(f"its language is {spec['language']}: what is to be compiled is brought as a program of its own")
     folder = pathlib.Path(tempfile.mkdtemp()).resolve()
     for source in solution["sources"]:
         path = (folder / source["path"]).resolve()
