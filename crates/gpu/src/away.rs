@@ -5,9 +5,9 @@
 //! beside                  └─ send ─ the host's experts ──────┘
 //! ```
 //!
-//! `place` leaves the ids of the host's entries in memory that both reach, `send` their tokens; then the driver calls
-//! [`Task::run`] on a thread of its own, which has [`HostRows`] compute; and `combine` adds rows of both kinds in the order
-//! in which a token has its experts. All of it is queued, or is part of a graph, and nobody waits on the caller's
+//! `place` leaves the ids of the host's entries in memory that both reach, `send` their tokens; then the driver calls a
+//! function on a thread of its own, which has [`HostRows`] compute; and `combine` adds rows of both kinds in the order in
+//! which a token has its experts. All of it is queued, or is part of a graph, and nobody waits on the caller's
 //! thread.
 //!
 //! A row's bits depend on where its expert is, since host and device add in different orders; while the placement

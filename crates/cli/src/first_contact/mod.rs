@@ -177,7 +177,7 @@ pub fn first_contact(args: &Args) -> Result<()> {
         seconds: 0.0,
     };
     // Written after every part: what is known by then is kept if the machine, or its owner, loses patience.
-    let mut keep = |report: &mut Report| {
+    let keep = |report: &mut Report| {
         report.seconds = begun.elapsed().as_secs_f64();
         files::write_report(&args.json, &console::json_text(report)?)?;
         files::write_report(&args.html, &page::html(report))
