@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from hammerhead.transformers._twin import Differs, Stacks, alike, experts_form, mlp_form  # noqa: E402
+from hammerhead._twin import Differs, Stacks, alike, experts_form, mlp_form  # noqa: E402
 
 WIDE, NARROW, COUNT = 256, 128, 5
 

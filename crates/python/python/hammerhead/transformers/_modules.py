@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from hammerhead import Experts, Linear, Mlp
+from hammerhead._twin import ExpertsForm
 from hammerhead.transformers._files import Files
-from hammerhead.transformers._twin import ExpertsForm
 
 
 class Packed(torch.nn.Module):

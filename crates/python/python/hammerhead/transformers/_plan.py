@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from hammerhead._twin import Differs, ExpertsForm, MlpForm, Stacks, alike, experts_form, mlp_form
 from hammerhead.transformers._files import Files, Packed
 from hammerhead.transformers._mapping import Origin, Shapes, origins
-from hammerhead.transformers._twin import Differs, ExpertsForm, MlpForm, Stacks, alike, experts_form, mlp_form
 
 Projection = tuple[str, int, str]
 """A matrix of a quantised tensor: its stem, its number in the stack, and which of its rows."""

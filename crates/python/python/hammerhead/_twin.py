@@ -294,12 +294,19 @@ def _interleaved(halves: Halves | None, one: torch.Tensor, other: torch.Tensor) 
     """Rows of gate and up in one tensor, or of up alone."""
     if halves is None:
         return one
-    rows = one.shape[0]
-    joined = one.new_empty(2 * rows, *one.shape[1:])
+    joined = one.new_empty(2 * one.shape[0], *one.shape[1:])
     for half, part in zip(halves, (one, other), strict=True):
-        at, step = _ROWS[half]
-        joined[at * (rows if step == 1 else 1) :: step][:rows] = part
+        rows(joined, half).copy_(part)
     return joined
+
+
+def rows(joined: torch.Tensor, half: str | None) -> torch.Tensor:
+    """The rows of gate or of up in one matrix of both, or all of them."""
+    if half is None:
+        return joined
+    at, step = _ROWS[half]
+    count = joined.shape[0] // 2
+    return joined[at * (count if step == 1 else 1) :: step][:count]
 
 
 def _gates(module: Any, gated: bool) -> list[str]:
