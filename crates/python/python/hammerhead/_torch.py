@@ -28,7 +28,11 @@ def _fake(x: Any, routing: Any, on_input: bool, layer: str, width: int, dtype: A
     return x.new_empty((*x.shape[:-1], width), dtype=x.dtype if dtype is None else dtype)
 
 
-_operation = torch.library.custom_op("hammerhead::layer", _layer, mutates_args=(), schema=_SCHEMA)
+_NAMESPACE = __name__.partition(".")[0]
+"""Of the operation: the name of this package. The ``kernels`` library imports builds under names of their own, so
+that a build and the installed package may live in one process."""
+
+_operation = torch.library.custom_op(f"{_NAMESPACE}::layer", _layer, mutates_args=(), schema=_SCHEMA)
 _operation.register_fake(_fake)
 
 
@@ -43,7 +47,8 @@ def call(layer: NamedLayer, x: Any, routing: tuple[Any, ...], on_input: bool, dt
         dtype = getattr(torch, element_name(dtype))
     elif out is not None:
         dtype = out.dtype
-    result = torch.ops.hammerhead.layer(x, list(routing), on_input, layer._name, layer.out_features, dtype)
+    operation = getattr(torch.ops, _NAMESPACE).layer
+    result = operation(x, list(routing), on_input, layer._name, layer.out_features, dtype)
     if out is None:
         return result
     if out.shape != result.shape:
