@@ -1,6 +1,7 @@
 """The package as a build of Hugging Face's ``kernels`` library: written, loaded from its folder, and held against the
 modules that it stands in for."""
 
+import ast
 import subprocess
 import sys
 
@@ -65,6 +66,17 @@ def test_a_build_is_not_written_over_another(folder):
     assert again.returncode == 1
     assert str(folder) in again.stderr
     assert "Traceback" not in again.stderr
+
+
+def test_a_build_imports_nothing_from_the_installed_package(folder):
+    files = list(folder.glob("build/*/**/*.py"))
+    assert files
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module]
+            assert not [name for name in names if name.split(".")[0] == "hammerhead"], file
 
 
 def kernelize(model, folder, mode=None, **names):
