@@ -28,12 +28,12 @@ fn problems() -> Vec<Problem> {
     let types = [Activation::NvFp4, Activation::F16, Activation::BF16, Activation::F32];
     for (gate, output) in [(Gate::Silu, Output::F16), (Gate::None, Output::BF16), (Gate::Silu, Output::F32)] {
         for activation in types {
-            for m in [1, 8, 33, 75, 100, 129, 512, 4096] {
-                for (n, k) in [(4096, 7168), (768, 2048), (2047, 16), (16, 64), (11008, 4096)] {
+            for m in [1, 33, 100, 4096] {
+                for (n, k) in [(4096, 7168), (768, 2048), (2047, 16), (16, 64)] {
                     problems.push(Problem::new(vec![Shape::new(m, n, k)], gate, activation, output).unwrap());
                 }
             }
-            for groups in [2, 8, 33, 129] {
+            for groups in [8, 129] {
                 let group = |g: usize| Shape::new((g * 37) % 200, 1536, 4096);
                 problems.push(Problem::new((0..groups).map(group).collect(), gate, activation, output).unwrap());
             }
@@ -119,8 +119,9 @@ fn check_plans(on: Simulated, left_out: &[LeftOut]) {
 
 #[test]
 fn a_gpu_that_breaks_no_rule_goes_every_way() {
-    // Numbers of 16 bits on sm100 are many ways, each of which is slow to simulate; layers have tests of their own.
-    for (family, all) in [("sm100", false), ("sm120", true), ("sm80", true), ("sm90", true)] {
+    // Numbers of 16 bits on sm100 are many ways, each of which is slow to simulate; layers have tests of their own, and
+    // the other families have run on silicon.
+    for (family, all) in [("sm100", false), ("sm120", true)] {
         assert_eq!(tried(simulated(family), all, &|_| ()), [], "{family}");
     }
 }
