@@ -124,20 +124,14 @@ def test_ids_of_others_add_nothing_and_weights_may_multiply_inputs(arrays, x):
     close(layer(x, one, half, weights_on_input=True), on_input)
 
 
-def test_experts_may_lie_in_two_places(arrays, x, logits):
-    """The simulator of a GPU holds some experts, and the processor computes the others."""
+def test_a_processor_has_all_experts_whatever_a_gpu_may_hold(arrays, x, logits):
     ids, weights = routed64(logits, 2)
-    expected = experts64(x, ids, weights, arrays)
-    options = {"routing": "softmax-renorm", "top_k": 2, "backend": "sim"}
-    whole = Experts.from_arrays(*arrays, **options).packed_bytes
-    for budget, held in [(0, []), (whole // 2, [0, 1]), (whole, None)]:
-        layer = Experts.from_arrays(*arrays, **options, gpu_bytes=budget)
-        assert layer.resident == held
-        close(layer(x, logits), expected)
-    here = Experts.from_arrays(*arrays, routing="softmax-renorm", top_k=2, gpu_bytes=0)
-    assert here.resident is None, "a processor has all of them"
-    with pytest.raises(ValueError, match="cuda"):
-        here.place([0])
+    layer = Experts.from_arrays(*arrays, routing="softmax-renorm", top_k=2, backend="scalar", gpu_bytes=0)
+    close(layer(x, logits), experts64(x, ids, weights, arrays))
+    assert layer.resident is None
+    for call in (lambda: layer.place([0]), lambda: layer.asked):
+        with pytest.raises((ValueError, RuntimeError), match="cuda"):
+            call()
 
 
 def test_biases_and_a_shared_expert_are_part_of_the_layer(rng, matrices, arrays, x, logits):
