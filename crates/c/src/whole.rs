@@ -107,8 +107,8 @@ pub struct WholeOptions {
     pub batch_invariant: u32,
     /// What the rows that are computed at a time may take, in bytes; 0 for 512 MiB. One token is always computed.
     pub workspace_bytes: usize,
-    /// What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts beyond
-    /// it stay in the host's memory, and the processor computes them while the GPU computes the others.
+    /// What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts
+    /// beyond it stay in the host's memory, and the processor computes them while the GPU computes the others.
     pub gpu_bytes: usize,
 }
 

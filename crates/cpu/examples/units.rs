@@ -1,5 +1,5 @@
-//! How fast one thread's vector units are: f32 multiply-adds of 8 and of 16 lanes, and `vdpbf16ps`, which multiplies pairs
-//! of bf16 numbers and adds them to 16 f32 sums.
+//! How fast one thread's vector units are: f32 multiply-adds of 8 and of 16 lanes, and `vdpbf16ps`, which multiplies
+//! pairs of bf16 numbers and adds them to 16 f32 sums.
 //!
 //!     cargo run --release -p hammerhead-cpu --example units
 //!

@@ -2,12 +2,12 @@
 //! differ in their tokens and in K, on one thread, with weights in its caches; and memory, by one thread and by all.
 //!
 //! The model says that a problem takes so many expansions, so many products and something else. What a problem takes
-//! more than the same with half of K is expansions and products alone: starting a run or a tile, and results, are in both.
-//! So two such pairs that differ in their tokens make two equations, whose solution is the loop's speed.
+//! more than the same with half of K is expansions and products alone: starting a run or a tile, and results, are in
+//! both. So two such pairs that differ in their tokens make two equations, whose solution is the loop's speed.
 //!
 //! Speeds are for ranking ways, so they must have been measured under like conditions, and a machine that others use
-//! changes its speed within a tenth of a second. All problems of all kernels are therefore timed in turn, over and over,
-//! and of each the least time counts, since whatever else the machine does only adds to it. Where the solution is
+//! changes its speed within a tenth of a second. All problems of all kernels are therefore timed in turn, over and
+//! over, and of each the least time counts, since whatever else the machine does only adds to it. Where the solution is
 //! nevertheless far from what the kernel's author found, their proportion of expansions to products is kept and only
 //! the sum is taken from the measurement: a loop for which one of the two came out at nothing would look better than it
 //! is wherever that one counts most.
@@ -139,8 +139,8 @@ fn believed(found: f64, stated: f64) -> bool {
     (stated / BELIEVED..=stated * BELIEVED).contains(&found)
 }
 
-/// The speed that two equations say, each so many expansions, so many products and their seconds; if it is not believed,
-/// the stated one, so much faster or slower as both together are.
+/// The speed that two equations say, each so many expansions, so many products and their seconds; if it is not
+/// believed, the stated one, so much faster or slower as both together are.
 fn speed([first, second]: [[f64; 3]; 2], stated: Speed) -> Speed {
     let determinant = |column: usize, other: usize| first[column] * second[other] - first[other] * second[column];
     let all = determinant(0, 1);

@@ -26,8 +26,8 @@ const FAR_TOKEN_BANDWIDTH: f64 = 150e9;
 /// per tile and expands them each time: that is the best way as long as a cache has them, and up to 1.5 times slower
 /// than one expansion for all tokens where they come from memory, which no speed that is measured in a cache tells.
 const STREAM_READINGS: usize = 8;
-/// How many times the least price by the author's speeds a way may have to be weighed by those of this machine: they are
-/// measured in moments that may be unlike each other, and a way that is wrong by more than this is never chosen.
+/// How many times the least price by the author's speeds a way may have to be weighed by those of this machine: they
+/// are measured in moments that may be unlike each other, and a way that is wrong by more than this is never chosen.
 const PLAUSIBLE: f64 = 1.5;
 /// What a tile costs to start and a run to spread over threads.
 const TILE_OVERHEAD: f64 = 0.7e-6;
@@ -219,8 +219,8 @@ impl Rates {
         (config.depth == CHUNK && (streamed || self.few.is_some())).then_some(speed)
     }
 
-    /// Whether a tile's sums, with the tokens of a stretch of K, stay near from one stretch to the next; and whether its
-    /// tokens do from one tile of columns to the next, or at least from slab to slab in a stretch.
+    /// Whether a tile's sums, with the tokens of a stretch of K, stay near from one stretch to the next; and whether
+    /// its tokens do from one tile of columns to the next, or at least from slab to slab in a stretch.
     fn near(&self, shape: &Shape, problem: &Problem, config: &Config) -> [bool; 2] {
         let groups = self.row_groups(shape.m.min(config.tile.tokens));
         let panels = shape.n.min(config.tile.columns).div_ceil(COLUMNS);

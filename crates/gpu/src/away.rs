@@ -6,8 +6,8 @@
 //! ```
 //!
 //! `place` leaves the ids of the host's entries in memory that both reach, `send` their tokens; then the driver calls a
-//! function on a thread of its own, which has [`HostRows`] compute; and `combine` adds rows of both kinds in the order in
-//! which a token has its experts. All of it is queued, or is part of a graph, and nobody waits on the caller's
+//! function on a thread of its own, which has [`HostRows`] compute; and `combine` adds rows of both kinds in the order
+//! in which a token has its experts. All of it is queued, or is part of a graph, and nobody waits on the caller's
 //! thread.
 //!
 //! A row's bits depend on where its expert is, since host and device add in different orders; while the placement
@@ -33,7 +33,8 @@ use crate::experts::NOBODY;
 use crate::experts::layer::{Exchange, LayerShape, Placement};
 use crate::experts::place::AWAY;
 
-/// A layer's experts that may be elsewhere than on the device: where each is, and who computes those that are not there.
+/// A layer's experts that may be elsewhere than on the device: where each is, and who computes those that are not
+/// there.
 #[derive(Debug)]
 pub struct AwayExperts {
     experts: u32,

@@ -82,7 +82,8 @@ impl Cuda {
         Some(device.tried.as_ref().map_or(choice.clone(), |tried| format!("{choice}; {tried}")))
     }
 
-    /// What came of trying kernels that were never measured on such a GPU; none where they were, or where there is no GPU.
+    /// What came of trying kernels that were never measured on such a GPU; none where they were, or where there is no
+    /// GPU.
     pub fn tried(&self) -> Option<&'static Tried> {
         Device::of(self.device).ok().and_then(|device| device.tried.as_ref())
     }
@@ -93,15 +94,16 @@ impl Cuda {
         Ok((context.info(), choice))
     }
 
-    /// Tries every way of computing on this device now, whatever is known of it, and says what became of each as it comes out. What came of
-    /// it is kept, and serves the processes that begin after this one.
+    /// Tries every way of computing on this device now, whatever is known of it, and says what became of each as it
+    /// comes out. What came of it is kept, and serves the processes that begin after this one.
     pub fn try_every_way(&self, told: impl FnMut(&Trial, &Result<(), String>)) -> Result<Tried> {
         let Device { context, family, facts, .. } = Device::untried(self.device)?;
         let tried = trial::tried_now(context, (family, &facts), told);
         tried.map_err(|Absent { reason, remedy }| Error::Unavailable { backend: NAME, reason, remedy })
     }
 
-    /// Tries ways of computing on this device for another process, one per line of what that asks, and answers each with a line.
+    /// Tries ways of computing on this device for another process, one per line of what that asks, and answers each
+    /// with a line.
     pub fn serve_trials(&self, asked: impl BufRead, mut answers: impl Write) -> io::Result<()> {
         match Device::untried(self.device) {
             Ok(Device { context, family, facts, .. }) => trial::serve_device(context, (family, &facts), asked, answers),

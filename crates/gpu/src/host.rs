@@ -129,8 +129,8 @@ impl HostExperts {
     }
 
     /// Queues the change to as many other residents: calls that were queued before find the old ones, calls behind it
-    /// the new. `pack` makes an expert as the device takes it. Graphs of calls are to be launched in the queue's stream,
-    /// or in the order of that.
+    /// the new. `pack` makes an expert as the device takes it. Graphs of calls are to be launched in the queue's
+    /// stream, or in the order of that.
     pub fn place(
         &self,
         queue: &LaunchQueue,
@@ -151,7 +151,8 @@ impl HostExperts {
         let coming = wanted.iter().filter(|expert| !resident.contains(expert));
         let moves = free.zip(coming).map(|(slot, &expert)| Ok((slot, expert, pack(self.experts.shape(), expert)?)));
         let moves = moves.collect::<Result<Vec<_>>>()?;
-        // The host has those that go before their slots are filled: whatever fails then, no slot is taken for another's.
+        // The host has those that go before their slots are filled: whatever fails then, no slot is taken for
+        // another's.
         let mut table = table_of(all, &resident);
         resident.iter().filter(|expert| going(expert)).for_each(|&expert| table[expert as usize] = AWAY);
         away.place(&table, queue.stream())?;

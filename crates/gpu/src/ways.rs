@@ -1,9 +1,9 @@
 //! Ways: which features of a GPU a plan leans on.
 //!
-//! A GPU that no kernel was measured on may have some of them wrong, or we may: pairs of blocks, copies that reach several blocks, blocks
-//! that take one tile after another. A [`Way`] is the set of such features that the kernels of a configuration use. It follows from problem and
-//! configuration alone ([`crate::plan::way`]), so that whatever the planner can choose has a way, and a trial can be made of every
-//! one ([`crate::trial`]).
+//! A GPU that no kernel was measured on may have some of them wrong, or we may: pairs of blocks, copies that reach
+//! several blocks, blocks that take one tile after another. A [`Way`] is the set of such features that the kernels of a
+//! configuration use. It follows from problem and configuration alone ([`crate::plan::way`]), so that whatever the
+//! planner can choose has a way, and a trial can be made of every one ([`crate::trial`]).
 //!
 //! A way that fails takes with it whatever leans on the same and more ([`LeftOut::covers`]), and nothing else.
 

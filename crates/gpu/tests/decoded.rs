@@ -1,8 +1,10 @@
-//! The kernels of data-centre Blackwell, read as an outsider would: only the printed PTX counts, and what the ISA says of it.
+//! The kernels of data-centre Blackwell, read as an outsider would: only the printed PTX counts, and what the ISA says
+//! of it.
 //!
-//! Of 200 problems that no other test has, every instruction descriptor and shared-memory descriptor is decoded field by field, every column of
-//! tensor memory that scales begin at is shown to be a multiple of what silicon wants, allocations are held to their sizes, and boxes of tensor maps
-//! to theirs. Nothing of the builder, the checker or the simulator is asked: whoever wrote those may have misread the ISA in all three.
+//! Of 200 problems that no other test has, every instruction descriptor and shared-memory descriptor is decoded field
+//! by field, every column of tensor memory that scales begin at is shown to be a multiple of what silicon wants,
+//! allocations are held to their sizes, and boxes of tensor maps to theirs. Nothing of the builder, the checker or the
+//! simulator is asked: whoever wrote those may have misread the ISA in all three.
 
 use std::collections::HashMap;
 
@@ -127,8 +129,8 @@ fn check_shape(shape: u64, pair: bool, scaled: bool) -> Result<(), String> {
     }
 }
 
-/// What the ISA's table of shared-memory descriptors says of the upper half of one: of codes and numbers rows of 128 bytes, swizzled,
-/// eight of them 1024 bytes apart; of scales none of that, and 128 bytes.
+/// What the ISA's table of shared-memory descriptors says of the upper half of one: of codes and numbers rows of 128
+/// bytes, swizzled, eight of them 1024 bytes apart; of scales none of that, and 128 bytes.
 fn check_descriptor(high: u64, scales: bool) -> Result<(), String> {
     let found = [bits(high, 0, 14), bits(high, 14, 17), bits(high, 29, 32), bits(high, 17, 29)];
     let expected = if scales { [8, 1, 0, 0] } else { [64, 1, 2, 0] };

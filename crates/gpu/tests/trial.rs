@@ -1,5 +1,5 @@
-//! The trial before first use: every way that the planner can take is on the list, and on a GPU that breaks one rule the ways that lean on it
-//! are left out of plans, and no others.
+//! The trial before first use: every way that the planner can take is on the list, and on a GPU that breaks one rule
+//! the ways that lean on it are left out of plans, and no others.
 #![cfg(feature = "sim")]
 
 use hammerhead_gpu::facts::Facts;
@@ -99,7 +99,8 @@ fn ways(left_out: &[LeftOut]) -> Vec<String> {
     left_out.iter().map(|left_out| left_out.way.to_string()).collect()
 }
 
-/// Every plan that may still be made, for problems of all kinds: there is one for each, and none of them leans on what is left out.
+/// Every plan that may still be made, for problems of all kinds: there is one for each, and none of them leans on what
+/// is left out.
 fn check_plans(on: Simulated, left_out: &[LeftOut]) {
     let whole = on.facts();
     let facts = Facts { left_out: left_out.to_vec(), ..whole.clone() };

@@ -146,8 +146,8 @@ pub unsafe trait Backend: Send + Sync {
     /// threads; the result serves every problem with these weights.
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>>;
 
-    /// Bytes that each expert of a layer takes where this backend computes it, and those of its shared one; nothing where
-    /// it does not compute layers of that kind whole.
+    /// Bytes that each expert of a layer takes where this backend computes it, and those of its shared one; nothing
+    /// where it does not compute layers of that kind whole.
     fn layer_bytes(&self, _layer: &LayerSpec<'_>) -> Option<[usize; 2]> {
         None
     }

@@ -27,8 +27,9 @@ type Projection = (String, usize, String);
 type NamedMlp = (Projection, Option<Projection>, Projection);
 /// The gate's name and its limit.
 type GateParts = (String, Option<f32>);
-/// What all whole layers can be asked for: what stands between the products, whether results may depend on the token alone, the bytes that
-/// rows may take, and those that weights may take on a GPU; then backend, threads and configuration.
+/// What all whole layers can be asked for: what stands between the products, whether results may depend on the token
+/// alone, the bytes that rows may take, and those that weights may take on a GPU; then backend, threads and
+/// configuration.
 type OptionParts = (String, bool, Option<usize>, Option<usize>, Option<String>, Option<i64>, Option<String>);
 /// Scoring, experts per token, correction, groups and how many are looked into, scaling.
 type RouterParts = (String, usize, Option<Vec<f32>>, Option<(usize, usize)>, f32);

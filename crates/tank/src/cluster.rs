@@ -1,11 +1,14 @@
 //! A season over several machines: each question to the referee becomes a job that a launcher starts on one of them.
 //!
-//! Rounds, votes, verdicts and the ledger stay in the process that plays: it alone writes the ledger, and the rules do not know who measures. A job is a file in a
-//! folder that all machines see; [`answer`] does it there with the whole machine to itself and writes an answer beside it, sealed with the folder's secret. What comes without
-//! a seal, or with a wrong one, or not at all, since a node failed or the job was cancelled or preempted, is asked again elsewhere.
+//! Rounds, votes, verdicts and the ledger stay in the process that plays: it alone writes the ledger, and the rules do
+//! not know who measures. A job is a file in a folder that all machines see; [`answer`] does it there with the whole
+//! machine to itself and writes an answer beside it, sealed with the folder's secret. What comes without a seal, or
+//! with a wrong one, or not at all, since a node failed or the job was cancelled or preempted, is asked again
+//! elsewhere.
 //!
-//! A job is named by what it asks, seed included. Seeds follow from a secret of the folder's and from the ledger's head ([`Secret`]), so that who goes on with a season
-//! that was killed asks the same again, finds the answer that came meanwhile, and waits for one that is under way: nothing is measured twice.
+//! A job is named by what it asks, seed included. Seeds follow from a secret of the folder's and from the ledger's head
+//! ([`Secret`]), so that who goes on with a season that was killed asks the same again, finds the answer that came
+//! meanwhile, and waits for one that is under way: nothing is measured twice.
 //!
 //! Champions belong to a class of machines: the first answer says which, and what another class measured is asked again elsewhere.
 

@@ -1,9 +1,10 @@
 //! The ledger: what happened, in order, for good.
 //!
 //! One JSON object a line. Each holds the hash of the line before it, and ends with a hash of its own over every byte
-//! that stands before that; so a line that was changed, removed, inserted or moved is found, and told by its number. What a
-//! chain cannot show is that its end was cut off, or that somebody who knows how has added to it: for that, the head is noted in
-//! another folder ([`Ledger::open_noted`]), announced before each line is written and confirmed after, and reports print it.
+//! that stands before that; so a line that was changed, removed, inserted or moved is found, and told by its number.
+//! What a chain cannot show is that its end was cut off, or that somebody who knows how has added to it: for that, the
+//! head is noted in another folder ([`Ledger::open_noted`]), announced before each line is written and confirmed after,
+//! and reports print it.
 //!
 //! A line is written at once and synced before anything goes on. If the machine dies in the middle, the last line is torn;
 //! it is cut off when the ledger is opened again, and that is recorded too. One writer at a time: the file is locked.
@@ -206,7 +207,8 @@ impl Ledger {
         Self::open_in(path, None)
     }
 
-    /// Whether its end was held against a note when it was opened. A ledger that begins here has no end to be held against anything.
+    /// Whether its end was held against a note when it was opened. A ledger that begins here has no end to be held
+    /// against anything.
     pub fn noted(&self) -> Noted {
         self.noted
     }

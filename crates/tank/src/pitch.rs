@@ -61,8 +61,8 @@ pub struct Pitch {
     pub run: Option<Run>,
     /// The terms under which it asks to be judged, where they are stricter than the rules.
     pub deal: Deal,
-    /// The folders whose files its commands may name: that of the file it was read from, and its operation's. Whoever is asked for a pitch has its
-    /// operation's alone.
+    /// The folders whose files its commands may name: that of the file it was read from, and its operation's. Whoever
+    /// is asked for a pitch has its operation's alone.
     #[serde(skip)]
     pub places: Vec<PathBuf>,
 }
@@ -311,7 +311,8 @@ impl Pitch {
         let system = SYSTEM.map(PathBuf::from);
         let allowed = self.places.iter().chain(readable).chain(&system);
         let allowed: Vec<PathBuf> = allowed.filter_map(|place| place.canonicalize().ok()).collect();
-        // An interpreter or a compiler may come from wherever programs of everyone lie. A link counts as what it leads to.
+        // An interpreter or a compiler may come from wherever programs of everyone lie. A link counts as what it leads
+        // to.
         let for_everyone = |index: usize, path: &Path| index == 0 && path.parent().is_some_and(seal::is_shared);
         let named = [&run.program, &run.build].into_iter().flat_map(|command| command.iter().enumerate());
         let named = named.map(|(index, word)| (index, Path::new(word)));

@@ -238,7 +238,8 @@ pub trait Task {
     /// What should come out, by the reference. `seed` draws the places that are compared where there are too many.
     fn expected(&self, constants: &Bundle, input: &Bundle, seed: u64) -> Result<Box<dyn Expected>>;
 
-    /// Compares outputs of one timed run: so many elements, each of a job drawn by lot, or more. A run has at least one job.
+    /// Compares outputs of one timed run: so many elements, each of a job drawn by lot, or more. A run has at least one
+    /// job.
     fn look(&self, run: &[Timed<'_>], elements: usize, lots: &mut Rng) -> Result<Found>;
 
     /// Compares a timed output whole, in less time than the reference takes. Says what is wrong.

@@ -1,10 +1,11 @@
-//! Checks layers whose experts lie in two places, a GPU's memory and the host's, then times them: `gpu_split RESULT.json
-//! [STAGE]…`.
+//! Checks layers whose experts lie in two places, a GPU's memory and the host's, then times them: `gpu_split
+//! RESULT.json [STAGE]…`.
 //!
-//! First small layers as models have them, with experts divided in every way, against double precision; then one captured
-//! graph with other routings, and with experts that move while it runs; then a host that fails. Only if all that is
-//! right, whole layers of large models are timed with parts of their experts on the device. `THREADS`, `PERCENT` and
-//! `TOKENS` say with how many threads, which parts and which numbers of tokens. Exit status 1 if anything is wrong.
+//! First small layers as models have them, with experts divided in every way, against double precision; then one
+//! captured graph with other routings, and with experts that move while it runs; then a host that fails. Only if all
+//! that is right, whole layers of large models are timed with parts of their experts on the device. `THREADS`,
+//! `PERCENT` and `TOKENS` say with how many threads, which parts and which numbers of tokens. Exit status 1 if anything
+//! is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;

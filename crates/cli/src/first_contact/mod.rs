@@ -1,9 +1,9 @@
-//! `hammerhead first-contact`: all that the owner of a GPU that nobody has measured can find out in a minute or two, in one file to send
-//! back and one page to look at.
+//! `hammerhead first-contact`: all that the owner of a GPU that nobody has measured can find out in a minute or two, in
+//! one file to send back and one page to look at.
 //!
-//! Ways of computing are tried, each against the reference; problems are verified; some are timed, and held against what the model says of
-//! them. What is verified and timed runs in processes of their own with a time limit (`part`), so that a fault or a kernel that does not
-//! end is a line in the report and not the end of it.
+//! Ways of computing are tried, each against the reference; problems are verified; some are timed, and held against
+//! what the model says of them. What is verified and timed runs in processes of their own with a time limit (`part`),
+//! so that a fault or a kernel that does not end is a line in the report and not the end of it.
 
 mod model;
 mod page;
@@ -28,8 +28,8 @@ use crate::{Error, Result, console, files};
 /// The version of the file's layout.
 const SCHEMA: u32 = 1;
 
-/// Problems that are verified, in some twenty configurations each: around the edges of tiles, and several groups. Most of their time is the
-/// driver's compiler's.
+/// Problems that are verified, in some twenty configurations each: around the edges of tiles, and several groups. Most
+/// of their time is the driver's compiler's.
 const VERIFIED: [&str; 3] = ["19x328x272", "147x328x272", "7,0,130,64x264x272"];
 const VERIFIED_TOKENS: [&str; 3] = ["nvfp4", "f16", "f32"];
 /// Problems that are timed.

@@ -1,6 +1,7 @@
 //! What was timed, beside what the model says of the same configuration, phase by phase.
 //!
-//! A kernel's phases cannot be timed apart without changing it, so they are predicted one by one and measured as a whole.
+//! A kernel's phases cannot be timed apart without changing it, so they are predicted one by one and measured as a
+//! whole.
 
 use gpu::plan;
 use hammerhead::{Gate, Output, Problem, Request, Shape};

@@ -1,5 +1,5 @@
-//! Tokens that the host needs, copied to memory that it reaches: those of which it computes an expert, and their weights
-//! where these multiply what experts are given. Others' places are left as they are.
+//! Tokens that the host needs, copied to memory that it reaches: those of which it computes an expert, and their
+//! weights where these multiply what experts are given. Others' places are left as they are.
 //!
 //! A block per token. A copy by the driver would bring all of them, and in a graph it would insist on the allocation
 //! that it was made for; a kernel takes whatever lies at an address.
@@ -29,8 +29,9 @@ impl Portable for SendSpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the entries' slots `[tokens, top]`, tokens `[tokens, 16·units]` in bytes,
-/// where they go, the entries' weights and where those go if they do, and units of a token. A block for each token.
+/// Builds the kernel. Its arguments, in order: the entries' slots `[tokens, top]`, tokens `[tokens, 16·units]` in
+/// bytes, where they go, the entries' weights and where those go if they do, and units of a token. A block for each
+/// token.
 pub fn kernel(spec: SendSpec, target: Target) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let mut k = Builder::new("send", target, launch);

@@ -1,4 +1,5 @@
-//! The simulator as what ways are tried on, be it as the GPU that a family's kernels are for or as one that breaks a rule.
+//! The simulator as what ways are tried on, be it as the GPU that a family's kernels are for or as one that breaks a
+//! rule.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,8 +12,8 @@ use super::{Simulated, simulated_launches};
 use crate::launch::Launch;
 use crate::trial::Machine;
 
-/// A simulated GPU that is made anew for each trial. What it breaks, it breaks in the kernels: each is changed before it runs, as if the GPU
-/// did something else with it than it says.
+/// A simulated GPU that is made anew for each trial. What it breaks, it breaks in the kernels: each is changed before
+/// it runs, as if the GPU did something else with it than it says.
 pub struct SimulatedMachine<'b> {
     on: Simulated,
     breaks: &'b dyn Fn(&mut Kernel),

@@ -56,7 +56,8 @@ impl Attempts {
         Attempts { family, facts, expected: HashMap::new() }
     }
 
-    /// Computes a trial on a machine. What went wrong is an error, or a sentence about the first element that is not as it should be.
+    /// Computes a trial on a machine. What went wrong is an error, or a sentence about the first element that is not as
+    /// it should be.
     pub fn attempt(&mut self, machine: &mut dyn Machine, trial: &Trial) -> Result<Option<String>> {
         match trial.problem.whole() {
             None => self.products(machine, trial),

@@ -1,11 +1,13 @@
-//! Ways tried in a process of their own, so that a fault or a kernel that does not end costs that process and nothing else.
+//! Ways tried in a process of their own, so that a fault or a kernel that does not end costs that process and nothing
+//! else.
 //!
-//! The child says which kernels it has, is asked for one way per line, and answers each with a line: `right`, or `wrong` and a sentence.
-//! One that does not answer in time is killed, and so is one that has answered `wrong`, because a GPU's context may be beyond use after that;
-//! another one goes on with the next way.
+//! The child says which kernels it has, is asked for one way per line, and answers each with a line: `right`, or
+//! `wrong` and a sentence. One that does not answer in time is killed, and so is one that has answered `wrong`, because
+//! a GPU's context may be beyond use after that; another one goes on with the next way.
 //!
-//! What can be such a child: the command itself (`hammerhead trial`), Python (`python -m hammerhead.trial`), and for any other program
-//! the command `hammerhead`, named by [`TRIAL_VARIABLE`] or on the path. A process that has used CUDA cannot fork one of itself.
+//! What can be such a child: the command itself (`hammerhead trial`), Python (`python -m hammerhead.trial`), and for
+//! any other program the command `hammerhead`, named by [`TRIAL_VARIABLE`] or on the path. A process that has used CUDA
+//! cannot fork one of itself.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
@@ -20,8 +22,8 @@ use crate::ways::Way;
 /// The environment variable that names the command `hammerhead` to the programs that are not it.
 pub const TRIAL_VARIABLE: &str = "HAMMERHEAD_TRIAL";
 
-/// Seconds until a child must have opened the GPU, and until it must have answered: with the driver's compiler, and a machine that has
-/// other things to do.
+/// Seconds until a child must have opened the GPU, and until it must have answered: with the driver's compiler, and a
+/// machine that has other things to do.
 const START: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -31,8 +33,8 @@ const READY: &str = "hammerhead trial ";
 /// The program that this process has its ways tried by, and its first arguments.
 static PROGRAM: OnceLock<(OsString, Vec<OsString>)> = OnceLock::new();
 
-/// Has this process's ways tried by a program: started with these arguments and the number of a device, it serves ways as
-/// [`crate::cuda::Cuda::serve_trials`] does. The first call counts; [`TRIAL_VARIABLE`] counts more.
+/// Has this process's ways tried by a program: started with these arguments and the number of a device, it serves ways
+/// as [`crate::cuda::Cuda::serve_trials`] does. The first call counts; [`TRIAL_VARIABLE`] counts more.
 pub fn tried_by(program: impl Into<OsString>, arguments: impl IntoIterator<Item = OsString>) {
     let _ = PROGRAM.set((program.into(), arguments.into_iter().collect()));
 }

@@ -1,6 +1,7 @@
 //! What came of a GPU's trial, kept on disk: a file per device, driver, family and version of the kernels.
 //!
-//! A few lines of text, the last of which says that all were written. What is missing, damaged or of something else is tried again.
+//! A few lines of text, the last of which says that all were written. What is missing, damaged or of something else is
+//! tried again.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,16 +1,18 @@
-//! The trial before first use: on a GPU that no kernel of a family was measured on, every way that the planner can take there is tried
-//! against the reference, and a way that fails is left out of plans.
+//! The trial before first use: on a GPU that no kernel of a family was measured on, every way that the planner can take
+//! there is tried against the reference, and a way that fails is left out of plans.
 //!
-//! A [`Trial`] is a way ([`crate::ways`]), and a small problem and a configuration that go it. [`all`] finds them by asking the planner itself
-//! what it would consider for a spread of small problems, so that a way cannot be forgotten: a test asks it for many other problems and looks
-//! every answer up.
+//! A [`Trial`] is a way ([`crate::ways`]), and a small problem and a configuration that go it. [`all`] finds them by
+//! asking the planner itself what it would consider for a spread of small problems, so that a way cannot be forgotten:
+//! a test asks it for many other problems and looks every answer up.
 //!
-//! A fault on a GPU is sticky: it takes the process's context with it, which in a process with PyTorch is PyTorch's. So ways are tried
-//! in a process of their own (`child`), which is killed if it does not answer in time. Which program that is, [`tried_by`] and
-//! [`TRIAL_VARIABLE`] say. Where there is none, ways are tried in the process itself, but for those that lean on
-//! several blocks at once. What came of it is kept on disk (`kept`) per device, driver and version of the kernels.
+//! A fault on a GPU is sticky: it takes the process's context with it, which in a process with PyTorch is PyTorch's. So
+//! ways are tried in a process of their own (`child`), which is killed if it does not answer in time. Which program
+//! that is, [`tried_by`] and [`TRIAL_VARIABLE`] say. Where there is none, ways are tried in the process itself, but for
+//! those that lean on several blocks at once. What came of it is kept on disk (`kept`) per device, driver and version
+//! of the kernels.
 //!
-//! `attempt` computes one trial on a [`Machine`], be it a GPU (`on_device`) or the simulator, whose GPUs can be made to break one rule.
+//! `attempt` computes one trial on a [`Machine`], be it a GPU (`on_device`) or the simulator, whose GPUs can be made to
+//! break one rule.
 
 mod attempt;
 mod child;
@@ -35,8 +37,8 @@ pub(crate) use on_device::{of_device, serve_device, tried_now};
 /// Multiprocessors that launches are made for: few, so that blocks have several tiles also of a small problem.
 pub(crate) const MULTIPROCESSORS: u32 = 3;
 
-/// Tokens and columns of the products: a tile or two of every size, and two tiles of each kind side by side, at odd positions too, each with a
-/// rest. The last has rows that are written element by element.
+/// Tokens and columns of the products: a tile or two of every size, and two tiles of each kind side by side, at odd
+/// positions too, each with a rest. The last has rows that are written element by element.
 const SIDES: [[usize; 2]; 4] = [[19, 328], [190, 328], [220, 328], [190, 327]];
 /// Their depth: a stage and a rest.
 const DEPTH: usize = 272;
@@ -48,7 +50,8 @@ const EXPERTS: usize = 3;
 const TOP: usize = 2;
 const LAYER_SIDES: [usize; 2] = [272, 176];
 const LAYER_TOKENS: [usize; 3] = [9, 70, 160];
-/// What tokens and intermediates of layers are tried, and whether the first product's inputs are multiplied with a scale.
+/// What tokens and intermediates of layers are tried, and whether the first product's inputs are multiplied with a
+/// scale.
 const LAYER_TYPES: [(Activation, Intermediate, bool); 6] = [
     (Activation::BF16, Intermediate::Tokens, false),
     (Activation::F16, Intermediate::NvFp4, false),
@@ -95,9 +98,10 @@ fn problems() -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-/// Every way that the planner can take with a family's kernels on a device, the simplest first, as it is found in the planner's candidates
-/// for the small problems: features with a few of the sizes that they come with, and every size with the fewest features. Of configurations
-/// that go the same way it is the one that takes the fewest steps and still has more tiles than blocks.
+/// Every way that the planner can take with a family's kernels on a device, the simplest first, as it is found in the
+/// planner's candidates for the small problems: features with a few of the sizes that they come with, and every size
+/// with the fewest features. Of configurations that go the same way it is the one that takes the fewest steps and still
+/// has more tiles than blocks.
 pub fn all(family: &'static dyn Family, facts: &Facts) -> Result<Vec<Trial>> {
     // Left-out ways are for plans; what is to be tried depends on none.
     let facts = Facts { left_out: Vec::new(), ..facts.clone() };
@@ -150,8 +154,9 @@ fn keep<K: Ord, E: Ord>(map: &mut BTreeMap<K, (E, Trial)>, key: K, effort: E, tr
 
 /// Tries ways one after another, and says which are left out of plans.
 ///
-/// Features are tried together with some size; if that fails, with others. If none is right, the features are to blame, and whatever leans on
-/// them is not tried any more; if one is, the sizes of those that are wrong are. Sizes that no features came with are tried last.
+/// Features are tried together with some size; if that fails, with others. If none is right, the features are to blame,
+/// and whatever leans on them is not tried any more; if one is, the sizes of those that are wrong are. Sizes that no
+/// features came with are tried last.
 pub fn left_out(trials: &[Trial], mut attempt: impl FnMut(&Trial) -> Result<(), String>) -> Vec<LeftOut> {
     let mut left_out: Vec<LeftOut> = Vec::new();
     let mut seen: BTreeSet<SizeKey> = BTreeSet::new();

@@ -55,7 +55,8 @@ impl Machine for OnDevice {
                 }
             };
             let encoded = EncodedLaunch::new(function, launch)?;
-            // SAFETY: all memory that the launch uses is held here, as large as its problem says, until the stream was waited for.
+            // SAFETY: all memory that the launch uses is held here, as large as its problem says, until the stream was
+            // waited for.
             unsafe { encoded.queue(&self.stream) }?;
         }
         self.stream.synchronize()
@@ -92,7 +93,8 @@ pub(crate) fn serve_device(
     })
 }
 
-/// What becomes of a device's ways: as it is kept, or tried now. The error says that the device cannot be used, and why.
+/// What becomes of a device's ways: as it is kept, or tried now. The error says that the device cannot be used, and
+/// why.
 pub(crate) fn of_device(context: &'static Context, kernels: (&'static dyn Family, &Facts)) -> Result<Tried, Absent> {
     let kept = kept::read(&kept::Key::of(context.info(), kernels.0.name()));
     // What was tried in some process's midst is tried again as soon as there is a process for it.
@@ -143,8 +145,8 @@ fn usable(tried: Tried) -> Result<Tried, Absent> {
     Err(Absent { reason, remedy: REMEDY.to_owned() })
 }
 
-/// Tries ways in this process, in a thread that is left behind if it does not come back. After an error of the driver's nothing works any
-/// more, and the device is given up.
+/// Tries ways in this process, in a thread that is left behind if it does not come back. After an error of the driver's
+/// nothing works any more, and the device is given up.
 fn here(
     context: &'static Context,
     (family, facts): (&'static dyn Family, &Facts),

@@ -400,8 +400,8 @@ impl Experts {
         }
     }
 
-    /// How often each expert was asked for since the layer was made, modulo 2³², where a device has some of them and the
-    /// processor the others.
+    /// How often each expert was asked for since the layer was made, modulo 2³², where a device has some of them and
+    /// the processor the others.
     pub fn asked(&self) -> Result<Option<Vec<u32>>> {
         self.products.on_device()?.asked()
     }

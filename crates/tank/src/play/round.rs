@@ -114,7 +114,8 @@ impl Play<'_> {
             if let Some(void) = &asked.void {
                 self.watch.say(&format!("  {} brings nothing: {void}", asked.contestant));
             }
-            // Its commands may name files of the operation's folder, and no others: what it names is read and quoted, and goes back to whoever it asks.
+            // Its commands may name files of the operation's folder, and no others: what it names is read and quoted,
+            // and goes back to whoever it asks.
             let fenced = |mut pitch: Pitch| {
                 pitch.places.clear();
                 if let Some(folder) = &self.season.operation {

@@ -18,10 +18,11 @@
 //! 5. **Again.** Whoever stops at a good moment has an estimate that flatters. So what seems faster, on the whole or in part, is measured
 //!    again with new seeds, stopping for precision only, and has to be so again; that figure is the published one.
 //!
-//! **The margin** that a duel has to clear is what the referee itself may be off by: what the control shows, and how well it knows that, taken
-//! together with the duel's own interval as the errors of two independent measurements are. A noisy machine widens both, and a gain
-//! that is large beside them is still found; noise alone is no reason for VOID. Whoever slows its rival gains nothing: what the champion took longer
-//! beside the challenger than beside itself is added to the margin.
+//! **The margin** that a duel has to clear is what the referee itself may be off by: what the control shows, and how
+//! well it knows that, taken together with the duel's own interval as the errors of two independent measurements are. A
+//! noisy machine widens both, and a gain that is large beside them is still found; noise alone is no reason for VOID.
+//! Whoever slows its rival gains nothing: what the champion took longer beside the challenger than beside itself is
+//! added to the margin.
 
 use fastrand::Rng;
 
@@ -337,8 +338,8 @@ impl Referee<'_> {
         self.allowance = Some(seconds);
     }
 
-    /// The gain that an interval has to clear by the rules, as a fraction: the least that is worth a change, or what the referee may be off by; and beyond
-    /// that what the champion lost beside this challenger.
+    /// The gain that an interval has to clear by the rules, as a fraction: the least that is worth a change, or what
+    /// the referee may be off by; and beyond that what the champion lost beside this challenger.
     fn margin_of_the_rules(&self, found: Speedup) -> f64 {
         (self.timing.least_margin.max(self.off_by(found)).ln_1p() + self.slowed).exp_m1()
     }
@@ -419,7 +420,8 @@ impl Referee<'_> {
         }))
     }
 
-    /// How much longer the champion took beside another than beside itself, as a logarithm: over all shapes, and all measurements of the latter.
+    /// How much longer the champion took beside another than beside itself, as a logarithm: over all shapes, and all
+    /// measurements of the latter.
     fn longer_beside(&self, alone: &[&Measurement], beside: &Measurement) -> f64 {
         let shapes = |measurement: &Measurement| measurement.at(self.timing.decides).shapes.clone();
         let pairs = alone.iter().flat_map(|alone| shapes(alone).into_iter().zip(shapes(beside)));

@@ -18,10 +18,11 @@
 //! that does nothing takes there ([`crate::contestant::blank`]). L2 is swept before a cold run, and layers rotate beyond it in the run. A planted
 //! slowdown is jobs more, which the clock has to find by itself.
 //!
-//! **Checked after every sample**: no element of any output still holds the poison, some elements, each of a job drawn after
-//! the run, agree with the reference, and the inputs are as they were written. One sample in eight, drawn after the run as well, has
-//! one of its outputs compared whole (of our own code, which the examination has compared whole, one in 64). A contestant that is lazy in a part of its runs has to be so in half of them to move
-//! a median, and is then found in all but 2⁻ⁿ of cases. The errors of those elements are held against the champion's too, so that digits
+//! **Checked after every sample**: no element of any output still holds the poison, some elements, each of a job drawn
+//! after the run, agree with the reference, and the inputs are as they were written. One sample in eight, drawn after
+//! the run as well, has one of its outputs compared whole (of our own code, which the examination has compared whole,
+//! one in 64). A contestant that is lazy in a part of its runs has to be so in half of them to move a median, and is
+//! then found in all but 2⁻ⁿ of cases. The errors of those elements are held against the champion's too, so that digits
 //! are worth as much here as in the examination. When a process ends, its constants are compared with the originals.
 
 use std::sync::Arc;
@@ -479,8 +480,8 @@ impl<'a> Pool<'a> {
         Ok(Take { seconds, waited: queued.map_or(0.0, |queued| queued.seconds) })
     }
 
-    /// Looks at the outputs of a sample, on copies. What is looked at is drawn only now, from a seed of its own: places and poison were drawn before,
-    /// and a contestant has seen them.
+    /// Looks at the outputs of a sample, on copies. What is looked at is drawn only now, from a seed of its own: places
+    /// and poison were drawn before, and a contestant has seen them.
     fn inspect(&mut self, side: Side, jobs: &[Job], poison: Poison) -> Result<(), Halt> {
         let mut lots = self.lots();
         let trusted = self.contestants[self_or_champion(self.pairing, side).index()].about().trusted;

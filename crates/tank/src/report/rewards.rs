@@ -1,8 +1,9 @@
 //! A season as rewards: for each pitch one number that training can climb without learning to fool the clock.
 //!
-//! The reward is the natural logarithm of the lower end of the published interval of a SUCCESS, and zero for everything else. So it grows with what is known to be
-//! gained and with nothing else: a wide interval earns less than a narrow one around the same estimate, a gain within the margin earns nothing, and neither does what
-//! is wrong, was caught, did not build, was only predicted, or could not be measured that day.
+//! The reward is the natural logarithm of the lower end of the published interval of a SUCCESS, and zero for everything
+//! else. So it grows with what is known to be gained and with nothing else: a wide interval earns less than a narrow
+//! one around the same estimate, a gain within the margin earns nothing, and neither does what is wrong, was caught,
+//! did not build, was only predicted, or could not be measured that day.
 
 use serde::Serialize;
 

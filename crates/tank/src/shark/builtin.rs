@@ -5,7 +5,8 @@
 //! off. The *pragmatist* asks what ships. The *theorist* asks whether the numbers can be true. *The Performance Oracle* and *The
 //! Pragmatic Engineer* are those of the first season, with their criteria; the Oracle has others where it is about being right.
 //!
-//! In a round about correctness *works* means that it computes the right thing: examinations, the simulator and the assembler say so, and speed says nothing.
+//! In a round about correctness *works* means that it computes the right thing: examinations, the simulator and the
+//! assembler say so, and speed says nothing.
 
 use std::collections::BTreeMap;
 
@@ -278,7 +279,8 @@ impl Judged<'_> {
         (points, format!("{hours} hours of work are estimated"))
     }
 
-    /// Kernels that the simulator counts, where it is about being right: what one of them writes can be compared with the reference by itself.
+    /// Kernels that the simulator counts, where it is about being right: what one of them writes can be compared with
+    /// the reference by itself.
     fn steps(&self) -> Option<f64> {
         let counted = self.evidence.figures.get("kernels").copied();
         counted.filter(|_| self.kind == RoundKind::Correctness)
@@ -379,8 +381,9 @@ impl Judged<'_> {
         (chance(expected, 1.0 + self.settings.margin()), format!("{expected:.2}× is {from}"))
     }
 
-    /// The chance that it computes the right thing, by everything that was found without a clock: an examination of this very thing, else a tile in the
-    /// simulator, less what could still go wrong on silicon; of what no one has looked at, its kind.
+    /// The chance that it computes the right thing, by everything that was found without a clock: an examination of
+    /// this very thing, else a tile in the simulator, less what could still go wrong on silicon; of what no one has
+    /// looked at, its kind.
     fn is_right(&self) -> (f64, String) {
         let Evidence { examined, simulated, simulated_wrong, changes, .. } = self.evidence;
         match (examined, simulated_wrong) {
@@ -398,8 +401,9 @@ impl Judged<'_> {
         }
     }
 
-    /// What is left of the chance that a kernel which is right in the simulator is right on silicon: every kernel that does several things between
-    /// barriers has more orders in which they can happen, and one that spills or fills shared memory has no room to mend it.
+    /// What is left of the chance that a kernel which is right in the simulator is right on silicon: every kernel that
+    /// does several things between barriers has more orders in which they can happen, and one that spills or fills
+    /// shared memory has no room to mend it.
     fn doubts_on_silicon(&self) -> (f64, String) {
         let figure = |name: &str| self.evidence.figures.get(name).copied().unwrap_or(0.0);
         let kernels = figure("kernels").max(1.0);

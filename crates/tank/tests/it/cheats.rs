@@ -200,7 +200,8 @@ fn one_lazy_job_among_many_is_found_within_a_few_samples() {
         let mut caught = || pool.sample(Side::Challenger, Temperature::Cold).is_err();
         found += usize::from((0..3).any(|_| caught()));
     }
-    // Each of 16 elements comes from a job of its own. If all came from one, three samples would find it twice in ten sittings.
+    // Each of 16 elements comes from a job of its own. If all came from one, three samples would find it twice in ten
+    // sittings.
     assert!(found >= 7, "{found} of 10");
 }
 

@@ -112,7 +112,8 @@ fn whole_layers_are_pitched_for_a_gpu_that_is_not_there() {
     assert!(Season::from_text(Path::new("layers.toml"), &both).unwrap_err().to_string().contains("groups and a layer"));
 }
 
-/// The first season's rounds 1 to 4, brought again. Its kernel was interleaved, and computed A·B in place of silu(A·B1)∘(A·B2).
+/// The first season's rounds 1 to 4, brought again. Its kernel was interleaved, and computed A·B in place of
+/// silu(A·B1)∘(A·B2).
 const FIRST: &str = r#"
 name = "the first season"
 motto = "Simplicity scales. Complexity doesn't."
@@ -167,7 +168,8 @@ claim = { speedup = 0.5, low = 0.3, high = 0.9, reasoning = "two plain products,
 run = { config = "strategy=two-pass,tile=128x64,stages=2,epilogue=direct,schedule=tile,multicast=1,ahead=0" }
 "#;
 
-/// The referee of a GPU that is not there, on the day when somebody compares the champion with the reference: before the round about that nobody had.
+/// The referee of a GPU that is not there, on the day when somebody compares the champion with the reference: before
+/// the round about that nobody had.
 struct Compared(Box<dyn Referee>);
 
 impl Referee for Compared {
@@ -222,7 +224,8 @@ fn the_first_seasons_four_rounds_are_won_by_what_the_evidence_supports() {
         let oracle = votes.iter().find(|vote| vote.shark.contains("Oracle")).unwrap();
         oracle.ballots.iter().find(|ballot| ballot.pitch == pitch).unwrap().scores["probability of working"]
     };
-    // The first season gave 9, 7 and 5, and the clock would give 0.8: it is the simulator that says so now, and not what each would take.
+    // The first season gave 9, 7 and 5, and the clock would give 0.8: it is the simulator that says so now, and not
+    // what each would take.
     assert!(chance("two-pass") > chance("interleaved") && chance("two-pass") > chance("sequential"), "{text}");
     assert!(chance("two-pass") > 8.0, "{text}");
     for told in ["Simplicity scales", "Risk, the safest first: two-pass", "then: one kernel for both products"] {

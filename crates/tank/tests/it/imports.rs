@@ -1,5 +1,6 @@
-//! Problems as others write them: imported from small folders in their formats, and examined with submissions that are right and wrong. Where no interpreter has torch
-//! (`HAMMERHEAD_TORCH` may name one), only what needs none is tested, beside the sources.
+//! Problems as others write them: imported from small folders in their formats, and examined with submissions that are
+//! right and wrong. Where no interpreter has torch (`HAMMERHEAD_TORCH` may name one), only what needs none is tested,
+//! beside the sources.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

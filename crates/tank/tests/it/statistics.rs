@@ -233,7 +233,8 @@ fn whoever_makes_itself_wait_when_a_run_goes_badly_gains_nothing_by_it() {
 
 #[test]
 fn whoever_slows_its_rival_gains_nothing_by_it() {
-    // The champion takes 8 or 19 % longer beside an equal challenger: within what machines drift by, so the sitting is not void.
+    // The champion takes 8 or 19 % longer beside an equal challenger: within what machines drift by, so the sitting is
+    // not void.
     for slowing in [0.08, 0.19] {
         let c = judge(|w| w.slowing = slowing);
         assert!(c.faster == 0.0 && c.inconclusive > 0.95, "{c:?}");

@@ -7,8 +7,8 @@ const REFUSED: &[libc::c_long] = &[
     // Nobody leaves the process group.
     libc::SYS_setsid,
     libc::SYS_setpgid,
-    // Timers that continue whoever is stopped, or fire in such numbers while it is that they take a rival's processor. What waits for files (epoll) stays:
-    // without a timer nothing in it fires while all of a contestant stands still.
+    // Timers that continue whoever is stopped, or fire in such numbers while it is that they take a rival's processor.
+    // What waits for files (epoll) stays: without a timer nothing in it fires while all of a contestant stands still.
     libc::SYS_timer_create,
     libc::SYS_timerfd_create,
     // Other processes.

@@ -1,9 +1,10 @@
 //! How a contestant is made to stand still, and how that is known.
 //!
-//! In a pen the kernel's freezer does it, and says when the last task has stopped. Without one the process group gets a stop signal,
-//! and every task of it is looked at until it stands. A process that is stopped by a signal can have itself woken by another, from a
-//! timer or anything else; so what it consumed of the processors while it should have rested is counted either way. The kernel's accounts
-//! are late by ticks, later on a loaded machine, so an innocent rest can look busy once: blame needs more than ticks explain, twice.
+//! In a pen the kernel's freezer does it, and says when the last task has stopped. Without one the process group gets a
+//! stop signal, and every task of it is looked at until it stands. A process that is stopped by a signal can have
+//! itself woken by another, from a timer or anything else; so what it consumed of the processors while it should have
+//! rested is counted either way. The kernel's accounts are late by ticks, later on a loaded machine, so an innocent
+//! rest can look busy once: blame needs more than ticks explain, twice.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -71,7 +72,8 @@ impl Stillness {
         self.since = self.processor_time();
     }
 
-    /// What it has consumed since the note, if that is more than ticks explain, and not for the first time. Each rest is asked about once.
+    /// What it has consumed since the note, if that is more than ticks explain, and not for the first time. Each rest
+    /// is asked about once.
     pub(in crate::contestant) fn unrest(&mut self) -> Option<Duration> {
         let passed = self.processor_time()?.checked_sub(self.since.take()?)?;
         self.blame(passed, LATE_TICKS * tick())

@@ -1,12 +1,14 @@
-//! Problems as others write them, each made an operation: its own reference makes the numbers and judges, and a submission runs as a contestant in a process of
-//! its own.
+//! Problems as others write them, each made an operation: its own reference makes the numbers and judges, and a
+//! submission runs as a contestant in a process of its own.
 //!
-//! - GPU MODE: `task.yml`, `reference.py` with `generate_input` and `check_implementation`, submissions with `custom_kernel`.
-//! - FlashInfer-Bench, SOL-ExecBench: `definition.json`, `workload.jsonl`, solutions as JSON; or a whole data set of them.
+//! - GPU MODE: `task.yml`, `reference.py` with `generate_input` and `check_implementation`, submissions with
+//!   `custom_kernel`.
+//! - FlashInfer-Bench, SOL-ExecBench: `definition.json`, `workload.jsonl`, solutions as JSON; or a whole data set of
+//!   them.
 //! - KernelBench: a module with `Model`, `get_inputs` and `get_init_inputs`; submissions with `ModelNew`.
 //!
-//! Only files of the problem's own folder are read, and Python files right beside it, where tasks of one collection share some: a problem comes from anyone, and
-//! what is copied contestants can read.
+//! Only files of the problem's own folder are read, and Python files right beside it, where tasks of one collection
+//! share some: a problem comes from anyone, and what is copied contestants can read.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -57,7 +59,8 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// Reads a folder, or a module's file, in whichever of the formats it is. Of a data set, `which` names the definition.
+    /// Reads a folder, or a module's file, in whichever of the formats it is. Of a data set, `which` names the
+    /// definition.
     pub fn read(path: &Path, which: Option<&str>) -> Result<Self> {
         let nothing = |remedy: &str| {
             let problem = "it is no problem that is understood".to_owned();
@@ -201,7 +204,8 @@ impl Imported {
         self.files.iter().any(|(known, _)| known == name)
     }
 
-    /// Takes a file of the problem's folder, or a Python file right beside that, under a name. Links count as what they lead to.
+    /// Takes a file of the problem's folder, or a Python file right beside that, under a name. Links count as what they
+    /// lead to.
     fn take(&mut self, folder: &Path, name: &str, source: &str) -> Result<()> {
         let path = folder.join(source);
         let refused = |problem: &str| Error::Rules {
@@ -275,7 +279,8 @@ impl Imported {
         Ok(())
     }
 
-    /// The description of the operation, for an interpreter that can import torch, and folders of its that contestants must be able to read.
+    /// The description of the operation, for an interpreter that can import torch, and folders of its that contestants
+    /// must be able to read.
     fn description(&self, python: &str, readable: &[String]) -> String {
         let timed = &self.benchmarks;
         let text = |value: &str| toml::Value::from(value).to_string();

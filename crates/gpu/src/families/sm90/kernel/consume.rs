@@ -385,8 +385,8 @@ impl Consumer {
             let part_bytes = self.config.tokens * TOKEN_BYTES;
             let parts = self.config.element.parts();
             let places = slices.iter().flat_map(|&slice| (0..parts).map(move |part| (slice, part)));
-            // One 64-bit addition per operand: added to the low word alone, the assembler copies the high word each time,
-            // and instructions are what few tokens wait for.
+            // One 64-bit addition per operand: added to the low word alone, the assembler copies the high word each
+            // time, and instructions are what few tokens wait for.
             let first = k.wgmma_descriptor(TOKEN_LAYOUT, walk.here.tokens).cast::<U64>();
             let operands: Vec<_> = places
                 .map(|(slice, part)| {
