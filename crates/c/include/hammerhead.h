@@ -235,8 +235,8 @@ typedef struct HammerheadWholeOptions {
   uint32_t batch_invariant;
   // What the rows that are computed at a time may take, in bytes; 0 for 512 MiB. One token is always computed.
   size_t workspace_bytes;
-  // What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts beyond
-  // it stay in the host's memory, and the processor computes them while the GPU computes the others.
+  // What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts
+  // beyond it stay in the host's memory, and the processor computes them while the GPU computes the others.
   size_t gpu_bytes;
 } HammerheadWholeOptions;
 

@@ -26,7 +26,7 @@
 //! measured. An MLP is a layer of one expert there. [`crate::gpu::Queue`] computes such layers on tensors that are in a
 //! GPU's memory.
 
-mod host;
+mod processor;
 mod rows;
 mod saved;
 mod sorted;

@@ -10,7 +10,7 @@ use op::{
     Target,
 };
 
-use super::host;
+use super::processor::ProcessorExperts;
 use super::{LayerOptions, Sizes};
 use crate::planner::Planner;
 use crate::{Engine, Plan};
@@ -27,7 +27,7 @@ pub(super) struct WholeLayer {
     /// Whether there is an expert that computes every token.
     shared: bool,
     /// The processor's experts, where the device has not all of them.
-    host: Option<Arc<host::HostExperts>>,
+    host: Option<Arc<ProcessorExperts>>,
 }
 
 impl WholeLayer {
@@ -42,9 +42,9 @@ impl WholeLayer {
             let room = gpu_bytes.zip(backend.layer_bytes(&spec));
             let resident = room.map(|(bytes, taken)| resident(bytes, taken, sizes.experts)).transpose()?.flatten();
             let of_host = |resident: Vec<u32>| {
-                let host = host::HostExperts::new(engine, weights.experts(), weights.gate(), sizes.options)?;
+                let host = ProcessorExperts::new(engine, weights.experts(), weights.gate(), sizes.options)?;
                 let host = Arc::new(host);
-                Ok::<_, Error>((Split { resident, host: Arc::<host::HostExperts>::clone(&host) }, host))
+                Ok::<_, Error>((Split { resident, host: Arc::<ProcessorExperts>::clone(&host) }, host))
             };
             let (split, host) = resident.map(of_host).transpose()?.unzip();
             let spec = LayerSpec { split: split.as_ref(), ..spec };
@@ -83,7 +83,7 @@ impl WholeLayer {
     }
 
     /// The processor's experts, where the device has not all of them.
-    pub(super) fn host(&self) -> Option<&host::HostExperts> {
+    pub(super) fn host(&self) -> Option<&ProcessorExperts> {
         self.host.as_deref()
     }
 

@@ -14,14 +14,14 @@ use crate::Engine;
 
 /// All experts of a layer as the processor computes them.
 #[derive(Debug)]
-pub(super) struct HostExperts {
+pub(super) struct ProcessorExperts {
     engine: Engine,
     stack: Stack,
     /// What calls leave for the next one.
     kept: Mutex<Workspace>,
 }
 
-impl HostExperts {
+impl ProcessorExperts {
     /// Packs the experts for the processor, with an engine's threads.
     pub(super) fn new(engine: &Engine, experts: &[MlpWeights<'_>], gate: Gate, options: LayerOptions) -> Result<Self> {
         let engine = engine.processor()?;
@@ -52,7 +52,7 @@ impl HostExperts {
     }
 }
 
-impl HostRows for HostExperts {
+impl HostRows for ProcessorExperts {
     fn compute(&self, HostCall { tokens, ids, weights, rows, .. }: HostCall<'_>) -> Result<()> {
         let team = self.engine.team();
         let (ones, experts) = (vec![1.0; ids.len()], self.stack.scales().len());
