@@ -48,9 +48,9 @@ pub fn thread_count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=4096)
 }
 
-/// A backend that is in the list, or `auto`.
+/// A backend that is in the list, or a name for several.
 pub fn backend_name(name: &str) -> hammerhead::Result<String> {
-    if name != "auto" {
+    if !["auto", backends::PROCESSOR].contains(&name) {
         backends::by_name(name)?;
     }
     Ok(name.to_owned())

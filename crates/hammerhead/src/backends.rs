@@ -4,6 +4,9 @@ use std::sync::OnceLock;
 
 use op::{Backend, Error, Result};
 
+/// What all backends of the processor are called together, where one of them may be asked for.
+pub const PROCESSOR: &str = "cpu";
+
 /// Every backend, best first: the CPU's, the GPU, and where the simulator is built in, that; it is never a sensible choice and stays
 /// last.
 pub fn all() -> &'static [&'static dyn Backend] {
@@ -38,7 +41,7 @@ pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
     listed.or_else(device).ok_or_else(|| Error::UnknownName {
         what: "backend",
         name: name.to_owned(),
-        known: all().iter().map(|b| b.name()).chain(["auto"]).collect::<Vec<_>>().join(", "),
+        known: all().iter().map(|b| b.name()).chain([PROCESSOR, "auto"]).collect::<Vec<_>>().join(", "),
     })
 }
 

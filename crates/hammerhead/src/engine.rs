@@ -25,7 +25,8 @@ pub const BACKEND_VARIABLE: &str = "HAMMERHEAD_BACKEND";
 /// How an engine is set up. The default leaves everything to the engine.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Force this backend. `None` or `"auto"`: what [`BACKEND_VARIABLE`] says, else the best that this machine has.
+    /// Force this backend; `"cpu"` is the processor's, and leaves the choice among those to the plan. `None` or `"auto"`: what
+    /// [`BACKEND_VARIABLE`] says, else the best that this machine has.
     pub backend: Option<String>,
     /// Threads to use. `None`: as many as this process may run on.
     pub threads: Option<usize>,
@@ -153,9 +154,7 @@ impl Engine {
 
     /// The processor's backends on the same threads, whatever this one computes with.
     pub(crate) fn processor(&self) -> Result<Self> {
-        let mut backends = available()?;
-        backends.retain(|backend| backend.layout() == cpu::LAYOUT);
-        Ok(Self::of(backends, self.request, self.team.clone()))
+        Ok(Self::of(available(is_processor)?, self.request, self.team.clone()))
     }
 
     fn with_team(options: Options, team: Team) -> Result<Self> {
@@ -163,13 +162,14 @@ impl Engine {
             .backend
             .filter(|name| name != "auto")
             .or_else(|| std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty() && name != "auto"));
-        let backends = match forced {
+        let backends = match forced.as_deref() {
+            Some(backends::PROCESSOR) => available(is_processor)?,
             Some(name) => {
-                let backend = backends::by_name(&name)?;
+                let backend = backends::by_name(name)?;
                 backend.available()?;
                 vec![backend]
             }
-            None => available()?,
+            None => available(|_| true)?,
         };
         Ok(Self::of(backends, options.request, team))
     }
@@ -382,13 +382,18 @@ impl Engine {
     }
 }
 
-/// The backends that can run here and are sensible: a GPU first, which computes all layers but small ones sooner.
-fn available() -> Result<Vec<&'static dyn Backend>> {
+fn is_processor(backend: &dyn Backend) -> bool {
+    backend.layout() == cpu::LAYOUT
+}
+
+/// The backends among some that can run here and are sensible: a GPU first, which computes all layers but small ones
+/// sooner.
+fn available(among: fn(&dyn Backend) -> bool) -> Result<Vec<&'static dyn Backend>> {
     let mut available: Vec<&'static dyn Backend> = Vec::new();
     let mut refusal = None;
-    for &backend in backends::all().iter().filter(|backend| backends::is_sensible(**backend)) {
+    for &backend in backends::all().iter().filter(|backend| backends::is_sensible(**backend) && among(**backend)) {
         match backend.available() {
-            Ok(()) if backend.layout() == cpu::LAYOUT => available.push(backend),
+            Ok(()) if is_processor(backend) => available.push(backend),
             Ok(()) => available.insert(0, backend),
             Err(error) => refusal = Some(error),
         }

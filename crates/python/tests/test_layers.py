@@ -134,6 +134,29 @@ def test_a_processor_has_all_experts_whatever_a_gpu_may_hold(arrays, x, logits):
             call()
 
 
+class Divided:
+    """The native half of a layer in two places: it notes what moves."""
+
+    def __init__(self, resident, asked):
+        self.resident, self.asked = resident, asked
+
+    def place(self, experts, device, stream):
+        self.resident = experts
+
+
+def test_experts_asked_for_most_move_to_the_gpu():
+    layer = Experts.__new__(Experts)
+    layer._layer = native = Divided([0, 1, 2], [5, 1, 2, 9, 2, 0])
+    # The coldest goes, and keeps its slot for who comes; as hot as one that is there is not hot enough.
+    assert layer.place_hottest() == [3] and native.resident == [0, 3, 2]
+    assert layer.place_hottest() == []
+    native.asked = [5, 1, 2, 9, 8, 6]
+    assert layer.place_hottest(most=1) == [4] and native.resident == [0, 3, 4]
+    # Counts may have gone round.
+    native.asked = [5, (1 - 2) % 2**32, 2, 9, 8, 6]
+    assert layer.place_hottest(most=1) == [1]
+
+
 def test_biases_and_a_shared_expert_are_part_of_the_layer(rng, matrices, arrays, x, logits):
     biases = [rng.standard_normal((E, n)).astype(np.float32) for n in (N, N, K)]
     [s1, s2], [down] = matrices(2, 80, K), matrices(1, K, 80)

@@ -287,6 +287,9 @@ class Experts(FeedForward):
     ``layer(x, ids, weights)``. The sum is taken in the order of the token's experts in float32, and rounded once.
     """
 
+    _heat: tuple[list[int], list[float]] | None = None
+    """How often experts had been asked for when :meth:`place_hottest` looked last, and how hot each was."""
+
     @property
     def num_experts(self) -> int:
         """How many experts there are, the shared one not counted."""
@@ -416,6 +419,25 @@ class Experts(FeedForward):
         handle (``torch.cuda.current_stream().cuda_stream``): calls before find the old ones there, calls behind it these. Graphs of the
         layer must be launched in the same stream, or in its order. A row's bits depend on where its expert lies."""
         self._layer.place([_number(expert, "experts") for expert in experts], device, stream)
+
+    def place_hottest(self, *, most: int | None = None, device: int = 0, stream: int = 0) -> list[int]:
+        """Moves the experts to the GPU that were asked for most since the last time (what was before counts half), ``most`` of them at
+        most, in place of those asked for least; says which. Device and stream are as for :meth:`place`. Nothing happens where all
+        experts lie in one place."""
+        resident = self.resident
+        if resident is None:
+            return []
+        asked = self.asked or []
+        before, heat = self._heat or ([0] * len(asked), [0.0] * len(asked))
+        heat = [(now - then) % 2**32 + old / 2 for now, then, old in zip(asked, before, heat)]
+        self._heat = asked, heat
+        there = sorted(resident, key=lambda expert: heat[expert])
+        away = sorted(set(range(len(asked))) - set(resident), key=lambda expert: -heat[expert])
+        swaps = [(old, new) for old, new in zip(there, away[:most]) if heat[new] > heat[old]]
+        if swaps:
+            incoming = dict(swaps)
+            self.place([incoming.get(expert, expert) for expert in resident], device=device, stream=stream)
+        return [new for _, new in swaps]
 
     @property
     def routing(self) -> tuple[str, int] | None:

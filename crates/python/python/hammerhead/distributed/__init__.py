@@ -10,7 +10,8 @@
 ``python -m hammerhead.distributed`` predicts tokens per second for any number of ranks.
 """
 
-from hammerhead.distributed._cost import Cost, Layer, Network, measure_layer, predict
+from hammerhead._cost import Layer, measure_layer
+from hammerhead.distributed._cost import Cost, Network, predict
 from hammerhead.distributed._experts import Experts, shares
 
 __all__ = ["Cost", "Experts", "Layer", "Network", "measure_layer", "predict", "shares"]

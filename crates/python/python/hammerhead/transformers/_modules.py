@@ -74,3 +74,14 @@ class NvFp4Experts(Packed):
 
     def forward(self, hidden_states: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
         return self.form(self.layer, hidden_states, *routing)
+
+
+def place_hottest(model: torch.nn.Module, *, most: int | None = None) -> int:
+    """Moves experts that were asked for most to the GPU, ``most`` of each layer at most, where a budget left some to the processor. Other
+    calls may be under way: the moves are queued in torch's current stream. Says how many moved."""
+    moved = 0
+    for module in model.modules():
+        if isinstance(module, NvFp4Experts) and module.layer.resident:
+            number = torch.cuda.current_device()
+            moved += len(module.layer.place_hottest(most=most, device=number, stream=torch.cuda.current_stream().cuda_stream))
+    return moved

@@ -13,6 +13,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hammerhead import Experts, Linear, Mlp, backends
+from hammerhead.budget import parsed_bytes
 from hammerhead.transformers._files import Files
 from hammerhead.transformers._modules import NvFp4Experts, NvFp4Linear, NvFp4Mlp, Packed
 from hammerhead.transformers._plan import Plan, plan
@@ -199,23 +200,6 @@ class _Hidden(WeightRenaming):
 
     def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
         return (_HIDDEN + source_key.replace(".", "/"), None) if source_key in self.names else (source_key, None)
-
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def parsed_bytes(size: int | str) -> int:
-    """A number of bytes, or as ``"60GB"`` or ``"24.5 GiB"`` say it."""
-    text = str(size).strip().upper()
-    number = text.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").strip()
-    unit = text[len(number) :].strip()
-    try:
-        found = float(number) * _UNITS[unit]
-    except (KeyError, ValueError):
-        found = -1.0
-    if not 0 <= found < 2**63:
-        raise ValueError(f"gpu_budget: {size!r} is no size; give bytes, or a number with GB or GiB, such as '60GB'")
-    return int(found)
 
 
 def count_parameters(model: torch.nn.Module) -> int:

@@ -1,0 +1,230 @@
+"""Predicts tokens per second of a model whose experts do not all go onto the GPU, from its files and what this machine measures.
+
+    python -m hammerhead.budget FOLDER --gpu-budget 24GB,48GB,80GB
+    python -m hammerhead.budget FOLDER --gpu-budget 24GB --host-bandwidth 60GB --gpu-bandwidth 900GB --hit 0.7     # of another machine
+
+A layer in two places (``gpu_bytes=``) takes as long as the slower of the two: the GPU reads the experts that it holds while the processor reads
+its own, which costs one way there and back. The rest of the model reads its weights on the GPU, and takes what the program around it takes.
+What is left out: experts' arithmetic in prompts of thousands of tokens, and a host whose threads are wanted elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+from hammerhead import backends
+from hammerhead._cost import Layer, measure_calls, measure_layer, random_layer, turns
+from hammerhead._native import Checkpoint
+
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "num_selected_experts")
+"""What configurations call the number of experts that compute a token."""
+
+AWAY = 60e-6
+"""Seconds for which a layer's rows go to the host and come back, where it was not measured: so much was it on an H200."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's sizes, as it is packed."""
+
+    layers: int
+    """Those with experts."""
+    experts: int
+    """Of each."""
+    top_k: int
+    hidden: int
+    expert_bytes: int
+    """Of one expert."""
+    beside_bytes: int
+    """Of all that is no expert, and always lies on the GPU."""
+
+    @property
+    def intermediate(self) -> int:
+        """The width between an expert's products, if it has three matrices."""
+        return max(16, round(self.expert_bytes * 16 / 9 / 3 / self.hidden / 16) * 16)
+
+    @classmethod
+    def from_checkpoint(cls, folder: str | PathLike[str], top_k: int | None = None) -> Model:
+        """Reads the files' headers, and from the configuration how wide the model is and how many experts compute a token."""
+        path = Path(folder)
+        numbers, elements, layers = set[str](), 0, set[str]()
+        for stem, _, _, stack, rows, k, _ in Checkpoint.by_name(path).stored():
+            layer, found, rest = stem.partition(".experts.")
+            if found:
+                layers.add(layer)
+                elements += (stack or 1) * rows * k
+                numbers |= {str(number) for number in range(stack)} if stack else {rest.partition(".")[0]}
+        if not layers:
+            raise ValueError(f"{path}: no tensor of its files is a 4-bit expert's, and only experts may lie in two places")
+        expert_bytes = elements * 9 // 16 // (len(layers) * len(numbers))
+        files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        beside = max(0, files - elements * 9 // 16)
+        settings = json.loads((path / "config.json").read_text())
+        settings = {**settings, **settings.get("text_config", {})}
+        top = top_k or next((int(settings[name]) for name in TOP_K if settings.get(name)), None)
+        if top is None:
+            raise ValueError(f"{path / 'config.json'}: it does not say how many experts compute a token; give --top-k")
+        return cls(len(layers), len(numbers), top, int(settings["hidden_size"]), expert_bytes, beside)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What layers of a model's size take on a processor and on a GPU, and what it takes to go from one to the other."""
+
+    host: Layer
+    gpu: Layer
+    away: float = AWAY
+    """Seconds for which rows go to the host and come back, beside its own work."""
+    rest: float = 0.0
+    """Seconds per layer of what a program does around the experts, reading weights aside: attention, norms, Python."""
+
+    @classmethod
+    def of_rates(cls, model: Model, host: float, gpu: float) -> Machine:
+        """A machine that reads weights with so many bytes per second, and computes in that time."""
+
+        def layer(rate: float) -> Layer:
+            return Layer(model.hidden, model.experts, model.top_k, 0.0, model.expert_bytes / rate, 0.0)
+
+        return cls(layer(host), layer(gpu))
+
+
+def measure_machine(model: Model) -> Machine:
+    """Measures layers of the model's size on this machine's processor and GPU, and the way between them."""
+    reason = backends().get("cuda", "this package was built without GPUs")
+    if reason is not None:
+        raise ValueError(f"this machine's GPU cannot be measured: {reason}; give --host-bandwidth and --gpu-bandwidth")
+    sizes = (model.hidden, model.intermediate, model.experts, model.top_k)
+    host, gpu = measure_layer(*sizes, backend="cpu"), measure_layer(*sizes, backend="cuda")
+    divided = random_layer(*sizes[:3], backend="cuda", gpu_bytes=0)
+    active = min(model.top_k, divided.num_experts)
+    away = measure_calls(turns(divided, active, 1)) - host.active_seconds(active, active)
+    return Machine(host, gpu, max(0.0, away))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one step takes: a token of every sequence."""
+
+    resident: float
+    """The part of all experts that the GPU holds."""
+    hit: float
+    """The part of what routing asks for that it finds there."""
+    host: float
+    """Seconds of the processor, over all layers; and of the GPU, experts and the rest."""
+    gpu: float
+    seconds: float
+    """Of the whole step."""
+    tokens: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+def predict(model: Model, machine: Machine, budget: int, *, tokens: int = 1, hit: float | None = None) -> Prediction:
+    """What a step of so many tokens takes, where packed weights may take ``budget`` bytes of the GPU.
+
+    ``hit``: the part of the experts asked for that lie there; as large as the part that lies there if not given, as of routing at random.
+    """
+    experts = model.layers * model.experts * model.expert_bytes
+    resident = min(1.0, max(0, budget - model.beside_bytes) / experts)
+    # Whole experts of every layer, as a layer's share of the budget holds.
+    resident = int(resident * model.experts + 1e-9) / model.experts
+    hit = resident if hit is None or resident in (0.0, 1.0) else hit
+
+    def part(layer: Layer, experts: float, asked: float) -> float:
+        """A layer's share that so many experts compute, of so many rows asked for."""
+        if experts <= 0 or asked <= 0:
+            return 0.0
+        active = experts * (1.0 - max(0.0, 1.0 - asked / tokens / experts) ** tokens)
+        return layer.active_seconds(active, asked)
+
+    asked = tokens * model.top_k
+    host = part(machine.host, model.experts * (1 - resident), asked * (1 - hit))
+    gpu = part(machine.gpu, model.experts * resident, asked * hit)
+    per_layer = max(host + (machine.away if host else 0.0), gpu) + machine.rest
+    beside = model.beside_bytes * machine.gpu.stream / model.expert_bytes
+    seconds = model.layers * per_layer + beside
+    return Prediction(resident, hit, model.layers * host, model.layers * (gpu + machine.rest) + beside, seconds, tokens)
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parsed_bytes(size: int | str, what: str = "gpu_budget") -> int:
+    """A number of bytes, or as ``"60GB"`` or ``"24.5 GiB"`` say it."""
+    text = str(size).strip().upper()
+    number = text.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").strip()
+    unit = text[len(number) :].strip()
+    try:
+        found = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        found = -1.0
+    if not 0 <= found < 2**63:
+        raise ValueError(f"{what}: {size!r} is no size; give bytes, or a number with GB or GiB, such as '60GB'")
+    return int(found)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m hammerhead.budget", description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="the folder of a checkpoint")
+    parser.add_argument("--gpu-budget", default="0GB,24GB,48GB,80GB,141GB", help="what packed weights may take of the GPU; several with commas")
+    parser.add_argument("--tokens", default="1", help="sequences that are generated at a time; several with commas")
+    parser.add_argument("--hit", type=float, help="the part of the experts asked for that the GPU holds, if routing is not even")
+    parser.add_argument("--top-k", type=int, help="experts that compute a token, if the configuration does not say it")
+    parser.add_argument("--host-bandwidth", help="bytes per second that the processor reads, as 60GB; measured if not given")
+    parser.add_argument("--gpu-bandwidth", help="bytes per second that the GPU reads; measured if not given")
+    parser.add_argument("--rest-ms", type=float, default=0.0, help="what a program takes per layer around the experts")
+    options = parser.parse_args(arguments)
+    try:
+        print(report(options), end="")
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+
+
+def report(options: argparse.Namespace) -> str:
+    """The table that the command prints."""
+    if options.hit is not None and not 0.0 <= options.hit <= 1.0:
+        raise ValueError(f"--hit: it is {options.hit}, and a part of all is between 0 and 1")
+    model = Model.from_checkpoint(options.model, options.top_k)
+    budgets = [parsed_bytes(size, "--gpu-budget") for size in options.gpu_budget.split(",")]
+    steps = [int(tokens) for tokens in options.tokens.split(",") if tokens.strip().isdecimal()]
+    if not steps or 0 in steps or len(steps) != options.tokens.count(",") + 1:
+        raise ValueError(f"--tokens: it is {options.tokens!r}; give numbers above 0 with commas, such as 1,8,64")
+    given = [options.host_bandwidth, options.gpu_bandwidth]
+    if None in given and given != [None, None]:
+        raise ValueError("--host-bandwidth and --gpu-bandwidth: one was given without the other; give both, or neither to measure")
+    if None in given:
+        machine = measure_machine(model)
+    else:
+        host, gpu = (parsed_bytes(rate, "bandwidth") for rate in given)
+        if not host or not gpu:
+            raise ValueError("--host-bandwidth, --gpu-bandwidth: a machine that reads nothing computes nothing; give more than 0")
+        machine = Machine.of_rates(model, host, gpu)
+    machine = replace(machine, rest=options.rest_ms / 1e3)
+    gigabytes = model.layers * model.experts * model.expert_bytes / 1e9
+    lines = [
+        f"{model.layers} layers of {model.experts} experts, {model.top_k} for a token: {gigabytes:.1f} GB, and {model.beside_bytes / 1e9:.1f} GB beside them",
+        f"the processor reads experts with {model.expert_bytes / machine.host.stream / 1e9:.0f} GB/s, the GPU with "
+        f"{model.expert_bytes / machine.gpu.stream / 1e9:.0f}; there and back takes {machine.away * 1e6:.0f} us",
+        "",
+        f"{'budget GB':>9} {'on GPU':>7} {'hits':>6} {'tokens':>6} {'host ms':>8} {'GPU ms':>8} {'step ms':>8} {'tokens/s':>9}",
+    ]
+    for budget in budgets:
+        for tokens in steps:
+            step = predict(model, machine, budget, tokens=tokens, hit=options.hit)
+            note = "" if budget >= model.beside_bytes else "  too little for what is no expert"
+            lines.append(
+                f"{budget / 1e9:9.1f} {step.resident:7.0%} {step.hit:6.0%} {tokens:6} {step.host * 1e3:8.2f} {step.gpu * 1e3:8.2f} "
+                f"{step.seconds * 1e3:8.2f} {step.tokens_per_second:9.1f}{note}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What a model of cost says, and what becomes of bad input. Whether it is right is measured by benchmarks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import save_file
+
+from hammerhead._cost import Layer
+from hammerhead.budget import Machine, Model, main, parsed_bytes, predict
+
+MODEL = Model(layers=10, experts=64, top_k=4, hidden=1024, expert_bytes=10**6, beside_bytes=10**9)
+ALL = MODEL.beside_bytes + 640 * 10**6
+
+
+def machine(**changes):
+    host = Layer(hidden=1024, experts=64, top_k=4, fixed=1e-5, stream=1e-5, row=1e-7)
+    return replace(Machine(host, replace(host, fixed=1e-6, stream=2e-7), away=5e-5), **changes)
+
+
+def test_all_experts_on_the_gpu_cost_the_host_nothing():
+    step = predict(MODEL, machine(), ALL)
+    assert step.resident == step.hit == 1 and step.host == 0
+    beside = 10**9 / 10**6 * 2e-7
+    assert step.seconds == pytest.approx(10 * (1e-6 + 4 * 2e-7 + 4 * 1e-7) + beside)
+
+
+def test_none_there_is_the_hosts_time_and_the_way():
+    step = predict(MODEL, machine(), MODEL.beside_bytes)
+    assert step.resident == 0 and step.host == pytest.approx(10 * (1e-5 + 4 * 1e-5 + 4 * 1e-7))
+    assert step.seconds == pytest.approx(step.host + 10 * 5e-5 + 1000 * 2e-7)
+
+
+def test_the_slower_place_says_how_long_a_layer_takes():
+    half = ALL - 320 * 10**6
+    step = predict(MODEL, machine(), half)
+    assert step.resident == 0.5 and step.host == pytest.approx(10 * (1e-5 + 2 * 1e-5 + 2 * 1e-7))
+    slow = predict(MODEL, machine(gpu=replace(machine().gpu, stream=1.0)), half)
+    assert slow.seconds > 10 * 2 > step.seconds
+
+
+def test_many_tokens_ask_for_all_experts_once():
+    step = predict(MODEL, machine(), MODEL.beside_bytes, tokens=10_000)
+    assert step.host == pytest.approx(10 * (1e-5 + 64 * 1e-5 + 40_000 * 1e-7))
+
+
+def test_hits_beyond_the_even_share_are_faster():
+    half = ALL - 320 * 10**6
+    times = [predict(MODEL, machine(), half, hit=hit).seconds for hit in (0.5, 0.8, 1.0)]
+    assert times == sorted(times, reverse=True) and predict(MODEL, machine(), half, hit=1.0).host == 0
+
+
+def test_what_a_program_does_around_experts_is_added():
+    assert predict(MODEL, machine(rest=1e-3), ALL).seconds == pytest.approx(predict(MODEL, machine(), ALL).seconds + 1e-2)
+
+
+def folder_of(path, tensors, **config):
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", "hidden_size": 64, **config}))
+    return str(path)
+
+
+def expert_tensors(layers, experts):
+    tensors = {"model.embed_tokens.weight": torch.zeros(500, 64)}
+    for layer in range(layers):
+        for expert in range(experts):
+            for name, n, k in [("gate_proj", 32, 64), ("up_proj", 32, 64), ("down_proj", 64, 32)]:
+                stem = f"model.layers.{layer}.mlp.experts.{expert}.{name}"
+                tensors[f"{stem}.weight"] = torch.zeros(n, k // 2, dtype=torch.uint8)
+                tensors[f"{stem}.weight_scale"] = torch.ones(n, k // 16).to(torch.float8_e4m3fn)
+                tensors[f"{stem}.weight_scale_2"] = torch.tensor(1.0)
+    return tensors
+
+
+def test_sizes_come_from_the_files(tmp_path):
+    model = Model.from_checkpoint(folder_of(tmp_path, expert_tensors(3, 5), num_experts_per_tok=2))
+    assert (model.layers, model.experts, model.top_k, model.hidden, model.intermediate) == (3, 5, 2, 64, 32)
+    assert model.expert_bytes == 3 * 32 * 64 * 9 // 16 and model.beside_bytes > 500 * 64 * 4
+
+
+def test_the_command_prints_a_table(tmp_path, capsys):
+    folder = folder_of(tmp_path, expert_tensors(2, 4), num_experts_per_tok=2)
+    main([folder, "--gpu-budget", "1MB,0", "--tokens", "1,8", "--host-bandwidth", "10GB", "--gpu-bandwidth", "1TB"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 layers of 4 experts, 2 for a token")
+    assert "too little for what is no expert" in printed and len(printed.splitlines()) == 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu-budget", "much", "--host-bandwidth", "1GB", "--gpu-bandwidth", "1GB"], "'much' is no size"),
+        (["--host-bandwidth", "1GB"], "give both"),
+        (["--host-bandwidth", "0", "--gpu-bandwidth", "1GB"], "more than 0"),
+        (["--hit", "70"], "between 0 and 1"),
+        (["--tokens", "0", "--host-bandwidth", "1GB", "--gpu-bandwidth", "1GB"], "--tokens"),
+    ],
+)
+def test_bad_options_get_a_sentence(tmp_path, arguments, said):
+    folder = folder_of(tmp_path, expert_tensors(1, 2), num_experts_per_tok=1)
+    with pytest.raises(SystemExit, match=said):
+        main([folder, *arguments])
+
+
+def test_a_folder_that_does_not_say_enough_gets_a_sentence(tmp_path):
+    with pytest.raises(SystemExit, match="--top-k"):
+        main([folder_of(tmp_path, expert_tensors(1, 2))])
+    plain = {name.replace(".experts.0", ""): tensor for name, tensor in expert_tensors(1, 1).items()}
+    with pytest.raises(SystemExit, match="no tensor of its files is a 4-bit expert's"):
+        main([folder_of(tmp_path, plain)])
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "nowhere")])
+
+
+def test_sizes_are_read_with_units():
+    assert parsed_bytes("24.5 GiB") == int(24.5 * 2**30) and parsed_bytes(7) == 7 and parsed_bytes("60gb") == 60 * 10**9
