@@ -80,6 +80,8 @@ def write(name, layers, folder):
 
 def generate(folder, gpu_budget, prompt, tokens):
     """Loads a model with a budget and generates: what came of it."""
+    # torch 2.11 plans cuDNN's attention anew for every number of tokens before, 16 ms each.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     begun = time.perf_counter()
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype="auto", device_map="cuda", quantization_config=hammerhead.transformers.NvFp4Config(gpu_budget=gpu_budget)
@@ -124,7 +126,7 @@ def compare(name, layers, options):
         print(f"{'on GPU':>7} {'first token s':>13} {'step ms':>8} {'predicted':>9} {'tokens/s':>9} {'GPU GB':>7} {'host GB':>8} {'load s':>7}", flush=True)
         rows = []
         for part in map(float, options.parts.split(",")):
-            # An expert takes a little more when it is packed.
+            # An expert takes a little more when it is packed for a GPU.
             gpu_budget = model.beside_bytes + int(whole * part * 1.01)
             expected = budget.predict(model, machine, gpu_budget)
             command = [sys.executable, __file__, "-", "--one", made, str(gpu_budget), "--prompt", str(options.prompt), "--tokens", str(options.tokens)]

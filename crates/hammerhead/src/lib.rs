@@ -42,3 +42,8 @@ pub mod gpu {
     pub use ::gpu::trial::tried_by;
     pub use ::gpu::{Cuda, DeviceOutput, DeviceTokens};
 }
+
+/// The examples of the book's page on Rust, compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/rust.md")]
+struct BookOnRust;

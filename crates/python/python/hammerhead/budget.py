@@ -127,7 +127,7 @@ class Prediction:
 
 
 def predict(model: Model, machine: Machine, budget: int, *, tokens: int = 1, hit: float | None = None) -> Prediction:
-    """What a step of so many tokens takes, where packed weights may take ``budget`` bytes of the GPU.
+    """What a step of so many tokens takes, where weights may take ``budget`` bytes of the GPU.
 
     ``hit``: the part of the experts asked for that lie there; as large as the part that lies there if not given, as of routing at random.
     """
@@ -173,7 +173,7 @@ def parsed_bytes(size: int | str, what: str = "gpu_budget") -> int:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m hammerhead.budget", description=__doc__.splitlines()[0])
     parser.add_argument("model", help="the folder of a checkpoint")
-    parser.add_argument("--gpu-budget", default="0GB,24GB,48GB,80GB,141GB", help="what packed weights may take of the GPU; several with commas")
+    parser.add_argument("--gpu-budget", default="0GB,24GB,48GB,80GB,141GB", help="what weights may take of the GPU; several with commas")
     parser.add_argument("--tokens", default="1", help="sequences that are generated at a time; several with commas")
     parser.add_argument("--hit", type=float, help="the part of the experts asked for that the GPU holds, if routing is not even")
     parser.add_argument("--top-k", type=int, help="experts that compute a token, if the configuration does not say it")

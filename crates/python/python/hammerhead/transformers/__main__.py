@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="the most to generate")
     parser.add_argument("--dtype", default="auto", help="of activations: auto, bfloat16, float16 or float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
-    parser.add_argument("--gpu-budget", help="what packed weights may take of the GPU, as 60GB; experts beyond it are the CPU's")
+    parser.add_argument("--gpu-budget", help="what weights may take of the GPU, as 60GB; experts beyond it are the CPU's")
     options = parser.parse_args(arguments)
     local = Path(options.model).exists()
     if not local and not is_hub_name(options.model):

@@ -27,7 +27,7 @@ class NvFp4Config(QuantizationConfigMixin):
 
     Passed as ``quantization_config=NvFp4Config()`` it loads checkpoints of which no file says that they are
     quantised. ``unchecked`` replaces modules without running a twin of them first: it names modules or their classes,
-    each with its gate, as ``{"LlamaMLP": "silu"}``. ``gpu_budget`` is what packed weights may take of a GPU's memory, in
+    each with its gate, as ``{"LlamaMLP": "silu"}``. ``gpu_budget`` is what weights may take of a GPU's memory, in
     bytes or as ``"60GB"``: experts beyond it stay in the host's memory, every layer's alike, and the processor computes
     them while the GPU computes the others.
     """
@@ -127,11 +127,15 @@ class NvFp4Quantizer(HfQuantizer):
             model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
 
     def _share(self, model: Any) -> int | None:
-        """What each layer of experts may take of a GPU's memory, when all else that is packed lies there."""
+        """What each layer of experts may take of a GPU's memory, when all other weights lie there."""
         budget: int | None = self.quantization_config.gpu_budget
         if budget is None or not self.plan.experts:
             return None
-        return max(0, budget - packed_bytes(model)) // len(self.plan.experts)
+        # Experts have their parameters still; what else was packed has none.
+        inside = tuple(f"{name}." for name in self.plan.experts)
+        others = {name: parameter for name, parameter in model.named_parameters() if not name.startswith(inside)}
+        beside = packed_bytes(model) + sum(other.numel() * other.element_size() for other in others.values())
+        return max(0, budget - beside) // len(self.plan.experts)
 
     def _expanded_names(self) -> list[str]:
         return [target for origin in self.plan.expanded for target in origin.targets]

@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Holds the pages together: every page is in the book's table of contents, every link between files leads somewhere, and the README stays short."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+MOST_WORDS = 600
+
+
+def anchors(page):
+    """What headings of a page are linked by."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def faults():
+    pages = [Path(name) for name in subprocess.check_output(["git", "ls-files", "*.md"], text=True).split()]
+    contents = Path("docs/SUMMARY.md").read_text()
+    for page in sorted(Path("docs").glob("*.md")):
+        if page.name != "SUMMARY.md" and f"({page.name})" not in contents:
+            yield f"{page}: it is not in docs/SUMMARY.md"
+    # The library's front page is the README by a link.
+    for page in (page for page in pages if not page.is_symlink()):
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            file, _, anchor = target.partition("#")
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            found = page.parent / file if file else page
+            if not found.exists():
+                yield f"{page}: {target} leads nowhere"
+            elif anchor and found.suffix == ".md" and anchor not in anchors(found):
+                yield f"{page}: {target} has no such heading"
+    words = len(Path("README.md").read_text().split())
+    if words > MOST_WORDS:
+        yield f"README.md: it has {words} words, and {MOST_WORDS} are allowed; move what is not for a first look to docs/"
+
+
+found = list(faults())
+print(*found, sep="\n", end="\n" if found else "")
+sys.exit(bool(found))
