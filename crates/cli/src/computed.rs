@@ -54,6 +54,17 @@ impl Planned {
         }
     }
 
+    /// The problem's sizes in a table's width: of many groups the first two.
+    pub fn sizes(&self) -> String {
+        match &self.groups[..] {
+            [[m, n, k], [other, n_of_other, k_of_other], _, ..] => match self.problem.split_once(']') {
+                Some((_, "")) => format!("[{m}×{n}×{k},{other}×{n_of_other}×{k_of_other},… {}]", self.groups.len()),
+                sizes => format!("[{m},{other},… {}]{}", self.groups.len(), sizes.map_or("", |(_, sizes)| sizes)),
+            },
+            _ => self.problem.clone(),
+        }
+    }
+
     /// The backend's name, marked where copies are part of its price.
     pub fn backend_text(&self) -> String {
         format!("{}{}", self.backend, if self.copies_included { "†" } else { "" })
@@ -70,6 +81,8 @@ pub struct Computed {
     pub output: String,
     pub flops: f64,
     pub max_error: f64,
+    /// The largest error as a part of what the derived bound allows.
+    pub max_error_of_bound: f64,
     pub compared: usize,
 }
 
@@ -82,6 +95,7 @@ impl Computed {
             output: plan.problem().output().to_string(),
             flops: plan.problem().flops(),
             max_error: checked.max_error,
+            max_error_of_bound: checked.max_ratio,
             compared: checked.compared,
         }
     }

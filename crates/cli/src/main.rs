@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 mod bench;
 mod check;
@@ -19,6 +19,7 @@ mod explain;
 mod files;
 mod first_contact;
 mod floor;
+mod generate;
 mod info;
 mod inspect;
 mod layer;
@@ -87,6 +88,8 @@ enum Command {
     Sim(simulate::Args),
     Tank(tank::Args),
     Vectors(vectors::Args),
+    Completions(generate::CompletionsArgs),
+    Man(generate::ManArgs),
 }
 
 /// What `run` does now
@@ -134,5 +137,7 @@ fn dispatch(command: &Command) -> Result<()> {
         Command::Sim(args) => simulate::sim(args),
         Command::Tank(args) => tank::tank(args),
         Command::Vectors(args) => vectors::vectors(args),
+        Command::Completions(args) => generate::completions(args, Cli::command()),
+        Command::Man(args) => generate::man(args, Cli::command()),
     }
 }

@@ -41,8 +41,8 @@ const SECONDS: f64 = 1.0;
 #[command(long_about = "Compute C = gate(A·B1ᵀ) ∘ (A·B2ᵀ).\n\n\
     Without --input, problems are made from a seed, computed as planned, checked against a double-precision reference \
     (all of small problems, a sample of large ones) and timed: those of the suites dual and group, or of the suites and \
-    shapes that are named. `of floor` is the least time that this machine's arithmetic and memory would allow, both \
-    measured in the same run, as a part of the time taken.\n\n\
+    shapes that are named. `floor` is the least time that this machine's arithmetic and memory would allow, both \
+    measured in the same run, as a part of the time taken; `bound` is the largest error as a part of what the derived bound allows.\n\n\
     With --input and --output, one problem is read from safetensors and its result written:\n  \
     a, b1, b2                    U8 [rows, K/2], even k in the low nibble\n  \
     a_scale, b1_scale, b2_scale  F8_E4M3 [rows, K/16]\n  \
@@ -307,8 +307,6 @@ struct Row {
     gflops: f64,
     floor_seconds: Option<f64>,
     of_floor: Option<f64>,
-    /// The largest error as a part of what the derived bound allows.
-    max_error_of_bound: f64,
     elements: usize,
     passed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -416,7 +414,6 @@ fn row(args: &Args, origin: Origin, plan: Plan, report: &Report, seconds: Spread
         gflops: plan.problem().flops() / seconds.median / 1e9,
         floor_seconds: None,
         of_floor: None,
-        max_error_of_bound: report.max_ratio,
         elements: report.elements,
         passed: report.passed(),
         failure: report.first.as_ref().map(ToString::to_string),
@@ -433,32 +430,20 @@ fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
     if args.explain {
         text.extend(report.cases.iter().map(|row| explain::text(&row.plan) + "\n"));
     }
-    let mut table = Table::new(&[
-        "shape m×n×k",
-        "a/gate/c",
-        "backend",
-        "configuration",
-        ">time",
-        ">GFLOP/s",
-        ">of floor",
-        ">max error",
-        ">of bound",
-        "check",
-    ]);
+    let mut table =
+        Table::new(&["shape m×n×k", ">time", ">GFLOP/s", ">floor", "a/gate/c", "backend", ">bound", "check"]);
     for row in &report.cases {
-        let Computed { planned, max_error, compared, .. } = &row.computed;
-        let checked = if *compared == row.elements { "all".to_owned() } else { compared.to_string() };
+        let Computed { planned, max_error_of_bound, compared, .. } = &row.computed;
+        let sample = if *compared == row.elements { String::new() } else { format!(" ({compared})") };
         table.row([
-            planned.problem.clone(),
-            row.computed.types(),
-            planned.backend_text(),
-            planned.config.clone(),
+            planned.sizes(),
             table::seconds(row.seconds.median),
             table::three_digits(row.gflops),
             table::percent(row.of_floor),
-            format!("{max_error:.1e}"),
-            table::percent(Some(row.max_error_of_bound)),
-            if row.passed { format!("ok ({checked})") } else { "WRONG".to_owned() },
+            row.computed.types(),
+            planned.backend_text(),
+            table::percent(Some(*max_error_of_bound)),
+            if row.passed { format!("ok{sample}") } else { "WRONG".to_owned() },
         ]);
     }
     text += &table.text();

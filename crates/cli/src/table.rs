@@ -48,6 +48,14 @@ pub fn seconds(seconds: f64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
+/// Two durations, with one unit where they have the same.
+pub fn seconds_between(low: f64, high: f64) -> String {
+    let (low, high) = (seconds(low), seconds(high));
+    let unit = |text: &str| text.split_once(' ').map(|(_, unit)| unit.to_owned());
+    let low = if unit(&low) == unit(&high) { low.split(' ').next().unwrap_or_default() } else { &low };
+    format!("{low}…{high}")
+}
+
 /// A number of bytes.
 pub fn bytes(bytes: f64) -> String {
     let (value, unit) = match bytes {
@@ -71,7 +79,9 @@ pub fn three_digits(value: f64) -> String {
 
 /// A part of a whole in percent, or a dash where there is no whole.
 pub fn percent(part: Option<f64>) -> String {
-    part.map_or_else(|| "-".to_owned(), |part| format!("{:.1} %", 100.0 * part))
+    let text =
+        |part: f64| if part >= 0.9995 { format!("{:.0} %", 100.0 * part) } else { format!("{:.1} %", 100.0 * part) };
+    part.map_or_else(|| "-".to_owned(), text)
 }
 
 #[cfg(test)]
@@ -93,6 +103,8 @@ mod tests {
         }
         assert_eq!(bytes(33.03e6), "33.0 MB");
         assert_eq!(bytes(12.0), "12 bytes");
-        assert_eq!(percent(Some(0.1234)), "12.3 %");
+        assert_eq!([Some(0.1234), Some(1.2), None].map(percent), ["12.3 %", "120 %", "-"]);
+        assert_eq!(seconds_between(0.0123, 0.5), "12.3…500 ms");
+        assert_eq!(seconds_between(5e-4, 0.5), "500 µs…500 ms");
     }
 }

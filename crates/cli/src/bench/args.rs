@@ -16,7 +16,7 @@ use crate::selection::{self, Layers, Selection};
     long_about = "Measure speed. Each case is checked against the reference first, then timed with cold weights (a \
     different copy each time, more than 1.2 GB of them, as in a model of many layers) and with warm ones (the same copy \
     again). Timings of all cases and of the machine's own ceilings, arithmetic and memory, are interleaved in rounds. \
-    The medians are given with the range of the middle eight tenths; `of floor` is the least time that the ceilings would \
+    The medians are given with the range of the middle eight tenths; `floor` is the least time that the ceilings would \
     allow as a part of the median. Warm weights may beat the floor, because caches are faster than memory.\n\n\
     The copies take up to 1.2 GB for each size of weights, and less where memory is short; the report says how many \
     bytes were rotated.\n\n\
@@ -51,6 +51,9 @@ pub struct Args {
     /// Time the planner's choice against its other candidates instead, on each CPU backend by itself and on all
     #[arg(long, conflicts_with_all = ["scaling", "html"])]
     pub regret: bool,
+    /// Show the configuration of every case, too
+    #[arg(long)]
+    pub explain: bool,
     /// Write a record to this file as well, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -65,6 +65,8 @@ pub struct LayerCase {
     floor_seconds: Option<f64>,
     cold_of_floor: Option<f64>,
     max_error: f64,
+    /// The largest error as a part of what the derived bound allows.
+    max_error_of_bound: f64,
     compared: usize,
 }
 
@@ -178,6 +180,7 @@ impl Timed {
             floor_seconds: None,
             cold_of_floor: None,
             max_error: 0.0,
+            max_error_of_bound: 0.0,
             compared: 0,
         };
         let mut timed = Self { instance, logits, out, seconds: Vec::new(), case };
@@ -202,6 +205,7 @@ impl Timed {
             return Err(Error::Wrong { case, backend: backend.name(), config, seed: args.selection.seed, first });
         }
         (self.case.max_error, self.case.compared) = (report.max_error, report.compared);
+        self.case.max_error_of_bound = report.max_ratio;
         Ok(())
     }
 
@@ -248,33 +252,27 @@ pub fn table(record: &LayerRecord) -> String {
     let mut table = Table::new(&[
         "model",
         ">tokens",
-        "experts",
-        "widths",
-        "x/gate/y",
-        "backends",
         ">cold",
         ">p10…p90",
-        ">weights hit",
         ">GB/s",
         ">GFLOP/s",
-        ">of floor",
-        ">max error",
+        ">floor",
+        "x/gate/y",
+        "backends",
+        ">bound",
     ]);
     for case in &record.cases {
         table.row([
             case.model.to_owned(),
             case.tokens.to_string(),
-            format!("{} of {}", case.top_k, case.experts),
-            format!("{}·{}", case.widths[0], case.widths[1]),
-            format!("{}/{}/{}", case.activation, case.gate, case.output),
-            case.backend.clone(),
             table::seconds(case.cold.median),
-            format!("{}…{}", table::seconds(case.cold.p10), table::seconds(case.cold.p90)),
-            table::bytes(case.weight_bytes),
+            table::seconds_between(case.cold.p10, case.cold.p90),
             table::three_digits(case.weight_bytes / case.cold.median / 1e9),
             table::three_digits(case.flops / case.cold.median / 1e9),
             table::percent(case.cold_of_floor),
-            format!("{:.1e}", case.max_error),
+            format!("{}/{}/{}", case.activation, case.gate, case.output),
+            case.backend.clone(),
+            table::percent(Some(case.max_error_of_bound)),
         ]);
     }
     table.text()

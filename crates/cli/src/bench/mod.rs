@@ -99,6 +99,9 @@ fn bench_host(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result
     let record = rounds::measure(results.args, cases, engine)?;
     results.keep(&record)?;
     console::print(&tables::host(&record))?;
+    if results.args.explain {
+        console::print(&tables::configurations(record.cases.iter().map(|case| &case.computed)))?;
+    }
     console::remark(&tables::host_remarks(&record));
     Ok(())
 }
@@ -112,6 +115,9 @@ fn bench_device(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Resu
     let (record, wrong) = gpu::measure(results.args, cases, engine)?;
     results.keep(&record)?;
     console::print(&tables::device(&record))?;
+    if args.explain {
+        console::print(&tables::configurations(record.cases.iter().map(|case| &case.computed)))?;
+    }
     console::remark(&tables::device_remarks(&record));
     wrong.iter().skip(1).for_each(|error| console::remark(&error.to_string()));
     wrong.into_iter().next().map_or(Ok(()), Err)

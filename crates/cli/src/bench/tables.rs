@@ -3,7 +3,7 @@
 use super::record::{DeviceCeilings, DeviceRecord, HostRecord};
 use super::rotation::ROTATION;
 use super::scaling::Scaling;
-use crate::computed::COPIES_NOTE;
+use crate::computed::{COPIES_NOTE, Computed};
 use crate::table::{self, Table};
 use crate::timing::Spread;
 
@@ -11,38 +11,30 @@ use crate::timing::Spread;
 pub fn host(record: &HostRecord) -> String {
     let mut table = Table::new(&[
         "shape m×n×k",
-        "a/gate/c",
-        "backend",
-        "configuration",
         ">cold",
         ">p10…p90",
-        ">weights GB/s",
-        ">of floor",
+        ">floor",
         ">warm",
-        ">p10…p90",
         ">GFLOP/s",
-        ">of floor",
-        ">max error",
+        "a/gate/c",
+        "on",
+        ">bound",
     ]);
     let mut lukewarm = false;
     for case in &record.cases {
         let short = case.cold_bytes < ROTATION;
         lukewarm |= short;
-        let range = |spread: &Spread| format!("{}…{}", table::seconds(spread.p10), table::seconds(spread.p90));
+        let range = |spread: &Spread| table::seconds_between(spread.p10, spread.p90);
         table.row([
-            case.computed.planned.problem.clone(),
-            case.computed.types(),
-            case.computed.planned.backend_text(),
-            case.computed.planned.config.clone(),
+            case.computed.planned.sizes(),
             table::seconds(case.cold.median) + if short { "*" } else { "" },
             range(&case.cold),
-            table::three_digits(case.weight_bytes / case.cold.median / 1e9),
             table::percent(case.cold_of_floor),
             table::seconds(case.warm.median),
-            range(&case.warm),
             table::three_digits(case.computed.flops / case.warm.median / 1e9),
-            table::percent(case.warm_of_floor),
-            format!("{:.1e}", case.computed.max_error),
+            case.computed.types(),
+            case.computed.planned.backend_text(),
+            table::percent(Some(case.computed.max_error_of_bound)),
         ]);
     }
     let mut text = table.text();
@@ -53,6 +45,15 @@ pub fn host(record: &HostRecord) -> String {
         text += COPIES_NOTE;
     }
     text + &scaling(record)
+}
+
+/// How every case was computed.
+pub fn configurations<'a>(cases: impl Iterator<Item = &'a Computed>) -> String {
+    let mut table = Table::new(&["shape m×n×k", "backend", "configuration"]);
+    for Computed { planned, .. } in cases {
+        table.row([planned.problem.clone(), planned.backend_text(), planned.config.clone()]);
+    }
+    table.text()
 }
 
 /// What threads and grouping brought, where that was asked for.
@@ -81,36 +82,28 @@ pub fn host_remarks(record: &HostRecord) -> String {
 pub fn device(record: &DeviceRecord) -> String {
     let mut table = Table::new(&[
         "shape m×n×k",
-        "a/gate/c",
-        "backend",
-        "configuration",
         ">burst µs",
         ">p10…p90",
-        ">of floor",
+        ">floor",
         ">sustained µs",
-        ">p10…p90",
-        ">of floor",
-        ">floor µs",
         ">TFLOP/s",
-        ">max error",
+        "a/gate/c",
+        "on",
+        ">bound",
     ]);
     let microseconds = |seconds: f64| format!("{:.2}", seconds * 1e6);
     let range = |spread: &Spread| format!("{}…{}", microseconds(spread.p10), microseconds(spread.p90));
     for case in &record.cases {
         table.row([
-            case.computed.planned.problem.clone(),
-            case.computed.types(),
-            case.computed.planned.backend.to_owned(),
-            case.computed.planned.config.clone(),
+            case.computed.planned.sizes(),
             microseconds(case.burst.median),
             range(&case.burst),
             table::percent(Some(case.burst_of_floor)),
             microseconds(case.sustained.median),
-            range(&case.sustained),
-            table::percent(Some(case.sustained_of_floor)),
-            microseconds(case.floor_seconds),
             table::three_digits(case.computed.flops / case.burst.median / 1e12),
-            format!("{:.1e}", case.computed.max_error),
+            case.computed.types(),
+            case.computed.planned.backend.to_owned(),
+            table::percent(Some(case.computed.max_error_of_bound)),
         ]);
     }
     table.text()

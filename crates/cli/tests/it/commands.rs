@@ -42,7 +42,7 @@ fn run_checks_and_times_the_cases_of_a_suite() {
     assert!(cases.iter().all(|case| case["passed"] == true && case["compared"] == case["elements"]));
     assert_eq!((report["seed"].as_u64(), report["threads"].as_u64()), (Some(5), Some(2)));
     let text = succeed(["run", "--suite", "edge", "--all", "--quiet", "--explain"]);
-    for part in ["shape m×n×k", "of floor", "ok (all)", "legal ways", "taken: "] {
+    for part in ["shape m×n×k", "floor", "  ok\n", "legal ways", "taken: "] {
         assert!(text.contains(part), "no {part:?}");
     }
 }
@@ -203,4 +203,33 @@ fn a_record_and_a_page_are_not_written_to_one_file() {
 fn a_problem_without_tokens_has_no_negative_rate() {
     let text = succeed(["bench", "--shape", "0x64x64", "--seconds", "0.001"]);
     assert!(!text.contains("-0.00"), "{text}");
+}
+
+#[test]
+fn tables_fit_a_hundred_columns() {
+    let eight = "17,9,33,1,2,3,4,5x4096x64";
+    for args in [
+        &["run", "--quiet", "--suite", "edge", "--all"][..],
+        &["run", "--quiet", "--shape", eight, "--activation", "nvfp4", "--gate", "gelu-tanh", "--out", "bf16"],
+        &["bench", "--shape", eight, "--activation", "nvfp4", "--out", "bf16", "--seconds", "0.01"],
+    ] {
+        let output = command().args(args).output().unwrap();
+        let wide = stdout(&output).lines().map(|line| line.chars().count()).max();
+        assert!(output.status.success() && wide <= Some(100), "{args:?}: {wide:?}\n{}", stdout(&output));
+    }
+}
+
+#[test]
+fn shells_and_manuals_know_every_command() {
+    let bash = succeed(["completions", "bash"]);
+    let folder = tempfile::tempdir().unwrap();
+    succeed(["man", folder.path().to_str().unwrap()]);
+    for name in ["run", "bench", "tank-play", "first-contact"] {
+        assert!(bash.contains(name.rsplit("tank-").next().unwrap()), "no {name}");
+        let page = std::fs::read_to_string(folder.path().join(format!("hammerhead-{name}.1"))).unwrap();
+        assert!(page.contains(".SH OPTIONS"), "{name}: {page}");
+    }
+    assert!(!folder.path().join("hammerhead-trial.1").exists(), "what is hidden has no page");
+    let gone = folder.path().join("gone");
+    assert_refused(&command().args(["man", gone.to_str().unwrap()]).output().unwrap(), &["gone"]);
 }
