@@ -174,7 +174,14 @@ unsafe impl Backend for Cuda {
     }
 
     fn candidates(&self, problem: &Problem, _threads: usize) -> Vec<Config> {
-        plan::candidates(self.family(), problem, &self.facts())
+        let (family, facts) = (self.family(), self.facts());
+        let mut configs = plan::candidates(family, problem, &facts);
+        if configs.is_empty() && !facts.left_out.is_empty() {
+            // Of what failed when it was tried one stays, so that whoever checks it is told why.
+            let whole = Facts { left_out: Vec::new(), ..facts.into_owned() };
+            configs.extend(plan::candidates(family, problem, &whole).first());
+        }
+        configs
     }
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {

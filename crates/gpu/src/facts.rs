@@ -61,7 +61,11 @@ impl Facts {
     /// Whether plans of a way may be made, or why not.
     pub fn goes(&self, way: &Way) -> Result<(), String> {
         self.left_out.iter().find(|left_out| left_out.covers(way)).map_or(Ok(()), |left_out| {
-            Err(format!("it leans on what failed on this GPU ({}) when it was tried: {left_out}", self.name))
+            Err(format!(
+                "it leans on what failed on this GPU ({}) when it was tried: {left_out}; kernels of another family may \
+                 do (HAMMERHEAD_FAMILY=sm80)",
+                self.name
+            ))
         })
     }
 

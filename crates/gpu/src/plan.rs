@@ -42,6 +42,9 @@ pub fn way(family: &'static dyn Family, problem: &Problem, config: &Config, fact
 
 /// What a configuration should cost for a problem on a device, or why it is not legal.
 pub fn cost(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
+    if !facts.left_out.is_empty() {
+        facts.goes(&way(family, problem, config, facts)?)?;
+    }
     match layer_of(problem) {
         None => family.cost(problem, config, facts),
         Some(shape) => layers::cost(family, &shape?, problem, config, facts),

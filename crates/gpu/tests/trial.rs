@@ -5,10 +5,10 @@
 use hammerhead_gpu::facts::Facts;
 use hammerhead_gpu::simulated::SimulatedMachine;
 use hammerhead_gpu::trial::{self, Attempts};
-use hammerhead_gpu::ways::{Feature, LeftOut};
+use hammerhead_gpu::ways::{Feature, LeftOut, Way};
 use hammerhead_gpu::{Family, Simulated, families, plan};
 use op::{Activation, Gate, Intermediate, Output, Problem, Shape, Whole};
-use ptx::instr::{Arith, AsyncCopy, BinaryOp, CtaGroup, FloatMode, Instr, Tcgen05};
+use ptx::instr::{Arith, AsyncCopy, BinaryOp, CtaGroup, FloatMode, Instr, Mma, Tcgen05};
 use ptx::{DataType, Kernel, Op, Operand, RegId};
 
 /// The devices that kernels of each family are planned for: one with little of everything, and one with much.
@@ -77,17 +77,22 @@ fn whatever_the_planner_considers_is_on_trial() {
     }
 }
 
-/// Tries ways of a family on a simulated GPU, those of NVFP4 tokens or all, and says which are left out.
-fn tried(on: Simulated, all: bool, breaks: &dyn Fn(&mut Kernel)) -> Vec<LeftOut> {
+/// Tries some ways of a family on a simulated GPU, and says which are left out.
+fn tried(on: Simulated, some: impl Fn(&Way) -> bool, breaks: &dyn Fn(&mut Kernel)) -> Vec<LeftOut> {
     let (family, facts) = (on.family(), on.facts());
     let mut trials = trial::all(family, &facts).unwrap();
-    trials.retain(|trial| all || trial.way.has(Feature::Codes));
+    trials.retain(|trial| some(&trial.way));
     let mut attempts = Attempts::new(family, facts);
     trial::left_out(&trials, |trial| match attempts.attempt(&mut SimulatedMachine::new(on, breaks), trial) {
         Ok(None) => Ok(()),
         Ok(Some(wrong)) => Err(wrong),
         Err(error) => Err(error.to_string()),
     })
+}
+
+/// Whether tensor cores take NVFP4 tokens as they are.
+fn of_codes(way: &Way) -> bool {
+    way.has(Feature::Codes)
 }
 
 fn simulated(family: &str) -> Simulated {
@@ -113,6 +118,8 @@ fn check_plans(on: Simulated, left_out: &[LeftOut]) {
             let leans = left_out.iter().any(|left_out| left_out.covers(&way));
             let legal = plan::legal(on.family(), &problem, &config, &facts);
             assert_eq!(legal.is_err(), leans, "{config} for {problem}: {legal:?}");
+            let cost = plan::cost(on.family(), &problem, &config, &facts);
+            assert_eq!(cost.is_err(), leans, "{config} for {problem}, by its price: {cost:?}");
             assert!(problem.whole().is_some() || after.contains(&config) != leans, "{config} for {problem}");
         }
     }
@@ -123,14 +130,14 @@ fn a_gpu_that_breaks_no_rule_goes_every_way() {
     // Numbers of 16 bits on sm100 are many ways, each of which is slow to simulate; layers have tests of their own, and
     // the other families have run on silicon.
     for (family, all) in [("sm100", false), ("sm120", true)] {
-        assert_eq!(tried(simulated(family), all, &|_| ()), [], "{family}");
+        assert_eq!(tried(simulated(family), |way| all || of_codes(way), &|_| ()), [], "{family}");
     }
 }
 
 #[test]
 fn a_gpu_on_which_pairs_fault_computes_without_them() {
     let on = simulated("sm100");
-    let left_out = tried(on, false, &|kernel| {
+    let left_out = tried(on, of_codes, &|kernel| {
         // The columns that a pair asks for are never its own.
         kernel.body.retain(|instr| !matches!(instr.op, Op::Tcgen05(Tcgen05::Alloc { group: CtaGroup::Two, .. })));
     });
@@ -143,7 +150,7 @@ fn a_gpu_on_which_pairs_fault_computes_without_them() {
 #[test]
 fn a_gpu_on_which_a_shared_copy_reaches_one_pair_hangs_and_computes_without_shared_copies() {
     let on = simulated("sm100");
-    let left_out = tried(on, false, &|kernel| {
+    let left_out = tried(on, of_codes, &|kernel| {
         for instr in &mut kernel.body {
             if let Op::Copy(AsyncCopy::TensorLoad { multicast, .. }) = &mut instr.op {
                 *multicast = None;
@@ -158,7 +165,7 @@ fn a_gpu_on_which_a_shared_copy_reaches_one_pair_hangs_and_computes_without_shar
 #[test]
 fn a_gpu_that_reads_scales_at_every_fourth_column_only_computes_without_half_blocks_of_them() {
     let on = simulated("sm100");
-    let left_out = tried(on, false, &|kernel| {
+    let left_out = tried(on, of_codes, &|kernel| {
         for at in (0..kernel.body.len()).rev() {
             let Op::Tcgen05(Tcgen05::Mma { scale_b, .. }) = &kernel.body[at].op else { continue };
             let (from, to) = (*scale_b, RegId { bank: scale_b.bank, index: kernel.registers[scale_b.bank.index()] });
@@ -182,4 +189,24 @@ fn a_gpu_that_reads_scales_at_every_fourth_column_only_computes_without_half_blo
     assert!(!ways.is_empty() && ways.iter().all(half), "{ways:#?}");
     assert!(left_out.iter().all(|left_out| left_out.reason.contains("should be")), "{left_out:#?}");
     check_plans(on, &left_out);
+}
+
+#[test]
+fn a_gpu_that_takes_scales_from_another_lane_computes_with_16_bit_tokens_alone() {
+    let on = simulated("sm120");
+    let products = |way: &Way| !way.has(Feature::Layer) && !way.has(Feature::ThreeParts);
+    let left_out = tried(on, products, &|kernel| {
+        for instr in &mut kernel.body {
+            if let Op::Mma(Mma::BlockScaled { lane_b, .. }) = &mut instr.op {
+                *lane_b = (*lane_b + 1) % 4;
+            }
+        }
+    });
+    assert_eq!(ways(&left_out), ["NVFP4 tokens"]);
+    let facts = Facts { left_out, ..on.facts() };
+    let goes = |problem: &Problem, facts: &Facts| !plan::candidates(on.family(), problem, facts).is_empty();
+    for problem in problems() {
+        let expected = problem.activation() != Activation::NvFp4 && goes(&problem, &on.facts());
+        assert_eq!(goes(&problem, &facts), expected, "{problem} {}", problem.activation());
+    }
 }
