@@ -68,8 +68,11 @@ pub fn cheapest(
 
 /// What a device should take for a problem.
 fn predict(problem: &Problem, request: &Request, facts: &Facts) -> Result<Prediction> {
-    let unknown =
-        |reason| hammerhead::Error::UnknownName { what: "kernels for device", name: facts.name.clone(), known: reason };
+    let unknown = |absent: gpu::driver::Absent| hammerhead::Error::UnknownName {
+        what: "kernels for device",
+        name: facts.name.clone(),
+        known: absent.reason,
+    };
     let choice = families::choose(facts.capability, i32::MAX, None).map_err(unknown)?;
     let (planned_seconds, config) = cheapest(choice.family, problem, request, facts)?;
     let illegal = |reason| hammerhead::Error::Illegal { backend: gpu::device::NAME, config: Box::new(config), reason };

@@ -83,13 +83,8 @@ pub fn context(device: usize) -> Result<&'static Context> {
 /// The kernels for a device: those that the environment asks for, or the best.
 fn choice(info: &DeviceInfo) -> Result<Choice, Absent> {
     let asked = std::env::var(FAMILY_VARIABLE).ok();
-    families::choose(info.capability, info.driver, asked.as_deref()).map_err(|reason| Absent {
-        reason: format!("the GPU is a {}: {reason}", info.name),
-        remedy: format!(
-            "use a GPU since Ampere (A100, RTX 30, or later) and a driver from 530 on (580 for Hopper's own kernels), without \
-             {FAMILY_VARIABLE}; or a CPU backend"
-        ),
-    })
+    families::choose(info.capability, info.driver, asked.as_deref())
+        .map_err(|Absent { reason, remedy }| Absent { reason: format!("the GPU is a {}: {reason}", info.name), remedy })
 }
 
 type Functions = HashMap<usize, HashMap<KernelSpec, Arc<Function>>>;

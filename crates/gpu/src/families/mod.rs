@@ -16,6 +16,7 @@ mod streams;
 
 use std::fmt;
 
+use crate::driver::Absent;
 use crate::family::Family;
 
 /// Every family, the most capable first.
@@ -63,7 +64,10 @@ impl fmt::Display for Choice {
             Reason::Asked => "as HAMMERHEAD_FAMILY asks",
             Reason::Made => "made for this architecture",
             Reason::Later => "which run on every GPU since Ampere",
-            Reason::OldDriver => "since the driver is too old for those that are made for this architecture",
+            Reason::OldDriver => {
+                "since the driver is too old for those that are made for this architecture (575 or newer reads \
+                 Blackwell's, 580 Hopper's)"
+            }
         };
         let measured =
             if self.measured { "" } else { "; not measured on such a GPU, so tried against the reference first" };
@@ -71,9 +75,9 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The family for GPUs of a compute capability with a driver: the one that is asked for, if one is, else the most capable that both
-/// support. Or a sentence that says why there is none.
-pub fn choose(capability: (i32, i32), driver: i32, asked: Option<&str>) -> Result<Choice, String> {
+/// The family for GPUs of a compute capability with a driver: the one that is asked for, if one is, else the most
+/// capable that both support. Or why there is none, and what to do.
+pub fn choose(capability: (i32, i32), driver: i32, asked: Option<&str>) -> Result<Choice, Absent> {
     let (family, reason) = match asked.filter(|name| !name.is_empty()) {
         Some(name) => (named(capability, driver, name)?, Reason::Asked),
         None => best(capability, driver)?,
@@ -81,27 +85,33 @@ pub fn choose(capability: (i32, i32), driver: i32, asked: Option<&str>) -> Resul
     Ok(Choice { family, reason, measured: MEASURED.contains(&(family.name(), capability)) })
 }
 
-fn named((major, minor): (i32, i32), driver: i32, name: &str) -> Result<&'static dyn Family, String> {
+fn named((major, minor): (i32, i32), driver: i32, name: &str) -> Result<&'static dyn Family, Absent> {
+    let refused = |reason: String| Absent { reason, remedy: format!("leave {FAMILY_VARIABLE} out") };
     let names = ALL.map(Family::name).join(", ");
     let family = ALL.into_iter().find(|family| family.name() == name);
-    let family = family.ok_or_else(|| format!("{FAMILY_VARIABLE} names {name:?}, and there are {names}"))?;
+    let family = family.ok_or_else(|| refused(format!("{FAMILY_VARIABLE} names {name:?}, and there are {names}")))?;
     if !family.supports((major, minor)) {
-        return Err(format!("{FAMILY_VARIABLE} asks for {name}, which is not for compute capability {major}.{minor}"));
+        let reason = format!("{FAMILY_VARIABLE} asks for {name}, which is not for compute capability {major}.{minor}");
+        return Err(refused(reason));
     }
     if driver < family.oldest_driver() {
-        return Err(format!("{FAMILY_VARIABLE} asks for {name}; {}", too_old(driver, family.oldest_driver())));
+        let Absent { reason, remedy } = too_old(driver, family.oldest_driver());
+        return Err(Absent { reason: format!("{FAMILY_VARIABLE} asks for {name}; {reason}"), remedy });
     }
     Ok(family)
 }
 
-fn best(capability: (i32, i32), driver: i32) -> Result<(&'static dyn Family, Reason), String> {
+fn best(capability: (i32, i32), driver: i32) -> Result<(&'static dyn Family, Reason), Absent> {
     let (major, minor) = capability;
     let mut supporting = ALL.into_iter().filter(|family| family.supports(capability)).peekable();
     let Some(made) = supporting.peek().map(|family| family.name()) else {
-        return Err(format!(
-            "compute capability {major}.{minor}, and the kernels need {}.{} at least",
-            OLDEST.0, OLDEST.1
-        ));
+        let (oldest, minor_oldest) = OLDEST;
+        return Err(Absent {
+            reason: format!(
+                "compute capability {major}.{minor}, and the kernels need {oldest}.{minor_oldest} at least"
+            ),
+            remedy: "use a GPU since Ampere (A100, RTX 30, or later), or a CPU backend".to_owned(),
+        });
     };
     let family = supporting.find(|family| driver >= family.oldest_driver());
     let family = family.ok_or_else(|| too_old(driver, OLDEST_DRIVER))?;
@@ -114,9 +124,15 @@ fn best(capability: (i32, i32), driver: i32) -> Result<(&'static dyn Family, Rea
 }
 
 /// A driver that does not read the kernels, in words.
-fn too_old(driver: i32, needed: i32) -> String {
+fn too_old(driver: i32, needed: i32) -> Absent {
     let version = |cuda: i32| format!("{}.{}", cuda / 1000, cuda % 1000 / 10);
-    format!("the driver supports CUDA {} and the kernels need {}", version(driver), version(needed))
+    // The first driver of each CUDA version that kernels are printed for.
+    let first = [(12010, 530), (12090, 575), (13000, 580)];
+    let first = first.into_iter().find(|(cuda, _)| *cuda >= needed).map_or(580, |(_, driver)| driver);
+    Absent {
+        reason: format!("the driver supports CUDA {} and the kernels need {}", version(driver), version(needed)),
+        remedy: format!("update NVIDIA's driver to {first} or newer, or use a CPU backend"),
+    }
 }
 
 #[cfg(test)]
@@ -128,6 +144,11 @@ mod tests {
     fn chosen(capability: (i32, i32), asked: Option<&str>) -> (&'static str, Reason, bool) {
         let Choice { family, reason, measured } = choose(capability, DRIVER, asked).unwrap();
         (family.name(), reason, measured)
+    }
+
+    fn refused(capability: (i32, i32), driver: i32, asked: Option<&str>) -> String {
+        let Absent { reason, remedy } = choose(capability, driver, asked).unwrap_err();
+        format!("{reason}; {remedy}")
     }
 
     #[test]
@@ -151,16 +172,16 @@ mod tests {
     #[test]
     fn a_family_can_be_asked_for_where_it_runs() {
         assert_eq!(chosen((9, 0), Some("sm80")), ("sm80", Reason::Asked, true));
-        let refused = choose((8, 9), DRIVER, Some("sm90")).unwrap_err();
-        assert!(refused.contains("sm90") && refused.contains("8.9"), "{refused}");
-        let unknown = choose((9, 0), DRIVER, Some("sm70")).unwrap_err();
+        let unsuited = refused((8, 9), DRIVER, Some("sm90"));
+        assert!(unsuited.contains("sm90") && unsuited.contains("8.9") && unsuited.contains("leave"), "{unsuited}");
+        let unknown = refused((9, 0), DRIVER, Some("sm70"));
         assert!(unknown.contains("sm70") && unknown.contains("sm100, sm120, sm90, sm80"), "{unknown}");
     }
 
     #[test]
     fn a_gpu_that_is_too_old_gets_a_sentence() {
-        let refused = choose((7, 5), DRIVER, None).unwrap_err();
-        assert!(refused.contains("7.5") && refused.contains("8.0"), "{refused}");
+        let refused = refused((7, 5), DRIVER, None);
+        assert!(refused.contains("7.5") && refused.contains("8.0") && refused.contains("since Ampere"), "{refused}");
     }
 
     #[test]
@@ -168,11 +189,17 @@ mod tests {
         let Choice { family, reason, measured } = choose((9, 0), 12040, None).unwrap();
         assert_eq!((family.name(), reason, measured), ("sm80", Reason::OldDriver, true));
         for (capability, asked) in [((9, 0), None), ((8, 9), None), ((8, 9), Some("sm80"))] {
-            let refused = choose(capability, 11080, asked).unwrap_err();
-            assert!(refused.contains("CUDA 11.8") && refused.contains("12.1"), "{refused}");
+            let refused = refused(capability, 11080, asked);
+            assert!(refused.contains("CUDA 11.8"), "{refused}");
+            assert!(refused.contains("12.1; update NVIDIA's driver to 530"), "{refused}");
         }
-        let refused = choose((9, 0), 12040, Some("sm90")).unwrap_err();
-        assert!(refused.contains("12.4") && refused.contains("13.0"), "{refused}");
+        for (capability, asked, sentence) in [
+            ((9, 0), "sm90", "CUDA 12.4 and the kernels need 13.0; update NVIDIA's driver to 580"),
+            ((10, 0), "sm100", "CUDA 12.4 and the kernels need 12.9; update NVIDIA's driver to 575"),
+        ] {
+            let refused = refused(capability, 12040, Some(asked));
+            assert!(refused.contains(sentence), "{refused}");
+        }
     }
 
     #[test]
