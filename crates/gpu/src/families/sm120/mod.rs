@@ -152,3 +152,32 @@ fn arranged_bytes(problem: &Problem, shape: &Shape) -> usize {
     let codes = problem.activation() == Activation::NvFp4;
     if codes { arrange::arranged_bytes(shape.m, shape.k).next_multiple_of(ALIGNMENT) } else { 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan;
+
+    /// Codes could be expanded to f16, exactly, and multiplied as 16-bit tokens are. Nothing plans that, because of
+    /// this: the day it fails, something should.
+    #[test]
+    fn by_the_model_nvfp4_tokens_are_never_better_off_as_16_bit_ones() {
+        for device in ["dgx-spark", "rtx5090"] {
+            let facts = Facts::named(device).unwrap();
+            for (m, n, k) in [1, 4, 16, 48, 128, 512, 4096]
+                .into_iter()
+                .flat_map(|m| [(m, 4096, 7168), (m, 512, 2048), (m, 14336, 4096)])
+            {
+                let seconds = |activation| {
+                    let shapes = vec![Shape::new(m, n, k)];
+                    let problem = Problem::new(shapes, op::Gate::Silu, activation, op::Output::F16).unwrap();
+                    let config = plan::cheapest(&Sm120, &problem, &facts).unwrap();
+                    Sm120.cost(&problem, &config, &facts).unwrap().seconds
+                };
+                let [codes, halves] = [Activation::NvFp4, Activation::F16].map(seconds);
+                let expanded = model::LAUNCH + halves;
+                assert!(codes <= expanded, "{m}x{n}x{k} on {device}: {codes} as codes, {expanded} as f16");
+            }
+        }
+    }
+}

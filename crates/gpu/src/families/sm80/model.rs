@@ -53,7 +53,7 @@ const FILL_BESIDE: f64 = 0.44;
 /// Bytes that a multiprocessor must have asked for so that memory is busy.
 const IN_FLIGHT: f64 = 40e3;
 /// Seconds that a launch takes.
-const LAUNCH: f64 = 1.2e-6;
+pub(in crate::families) const LAUNCH: f64 = 1.2e-6;
 /// Bytes of the memory of a multiprocessor that each block costs besides.
 const BLOCK_SHARED: usize = 1024;
 
