@@ -88,6 +88,15 @@ pub fn complain(error: &Error) {
     remark(&format!("error: {line}"));
 }
 
+/// A line that says what is waited for and for how long, on stderr if that is a terminal; else it stays silent.
+pub fn waiting() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{elapsed} {wide_msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
 /// A bar for so many steps, on stderr if that is a terminal; else it stays silent.
 pub fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr());

@@ -65,6 +65,10 @@ pub enum Error {
     #[error("--json and --html both name {path:?}; give each a file of its own")]
     OneFile { path: PathBuf },
 
+    /// A trial whose outcome no other process could read.
+    #[error("what comes of trying ways cannot be kept for the other parts: {problem}; name a folder with {variable}")]
+    NotKept { problem: String, variable: &'static str },
+
     /// A ledger that nobody has begun.
     #[error("there is no ledger {path:?} yet; begin one with hammerhead tank play, or name another with --ledger")]
     NoLedger { path: PathBuf },

@@ -23,7 +23,7 @@ pub fn by_this_program() {
 
 /// Answers until nobody asks any more.
 pub fn trial(args: &Args) -> Result<()> {
-    let served = Cuda::on(args.device)?.serve_trials(io::stdin().lock(), io::stdout().lock());
+    let served = Cuda::on(args.device)?.serve_trials(io::stdout().lock());
     served.map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Error::PipeClosed,
         _ => Error::Stdout(error),

@@ -8,8 +8,9 @@
 //! buffers of its own. They take most of such a run's time; who minds keeps tensors on the device.
 
 use std::borrow::Cow;
-use std::io::{self, BufRead, Write};
+use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use op::{
     Activation, Activations, Arithmetic, Backend, Choose, Config, Cost, Error, LayerSpec, LoadedLayer, Operands,
@@ -94,19 +95,24 @@ impl Cuda {
         Ok((context.info(), choice))
     }
 
-    /// Tries every way of computing on this device now, whatever is known of it, and says what became of each as it
-    /// comes out. What came of it is kept, and serves the processes that begin after this one.
-    pub fn try_every_way(&self, told: impl FnMut(&Trial, &Result<(), String>)) -> Result<Tried> {
+    /// Tries every way of computing on this device now, whatever is known of it, each for no longer than a limit. Says
+    /// of each that it is tried, and then what became of it. What came of all is kept, and serves the processes that
+    /// begin after this one.
+    pub fn try_every_way(
+        &self,
+        limit: Duration,
+        told: impl FnMut(&Trial, Option<&Result<(), String>>),
+    ) -> Result<Tried> {
         let Device { context, family, facts, .. } = Device::untried(self.device)?;
-        let tried = trial::tried_now(context, (family, &facts), told);
+        let tried = trial::tried_now(context, (family, &facts), limit, told);
         tried.map_err(|Absent { reason, remedy }| Error::Unavailable { backend: NAME, reason, remedy })
     }
 
-    /// Tries ways of computing on this device for another process, one per line of what that asks, and answers each
-    /// with a line.
-    pub fn serve_trials(&self, asked: impl BufRead, mut answers: impl Write) -> io::Result<()> {
+    /// Tries ways of computing on this device for another process, one per line that it writes to this one's standard
+    /// input, and answers each with a line. A process that does this does nothing else: it ends soon after the other.
+    pub fn serve_trials(&self, mut answers: impl Write) -> io::Result<()> {
         match Device::untried(self.device) {
-            Ok(Device { context, family, facts, .. }) => trial::serve_device(context, (family, &facts), asked, answers),
+            Ok(Device { context, family, facts, .. }) => trial::serve_device(context, (family, &facts), answers),
             Err(error) => writeln!(answers, "{}", error.to_string().replace('\n', " ")),
         }
     }

@@ -82,7 +82,7 @@ fn backends(py: Python<'_>) -> Vec<(&'static str, Option<String>)> {
 #[pyfunction]
 fn serve_trials(py: Python<'_>, device: usize) -> Result<()> {
     let cuda = Cuda::on(device)?;
-    let served = py.detach(|| cuda.serve_trials(io::stdin().lock(), io::stdout().lock()));
+    let served = py.detach(|| cuda.serve_trials(io::stdout().lock()));
     served.map_err(|error| Error::value("the trials", error.to_string()))
 }
 

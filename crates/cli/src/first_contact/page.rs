@@ -10,15 +10,16 @@ use crate::{page, table};
 /// The whole page.
 pub fn html(report: &Report) -> String {
     let Report { device, trial, seconds, version, .. } = report;
-    let mut body = device_section(report);
+    let unfinished = report.doing.iter().map(|doing| paragraph(&format!("Not finished. Written while {doing}.")));
+    let mut body = unfinished.collect::<String>() + &device_section(report);
     body += &section("Ways", &ways(report));
     body += &section("Verified", &verified(&report.verify));
     body += &section("Measured, and what the model says", &measured(report));
     body += &section("Clocks", &clocks(&report.clocks));
-    let wrong = trial.ways.iter().filter(|way| way.wrong.is_some()).count();
     let about = format!(
-        "{} ways tried, {wrong} wrong; hammerhead {version}, {seconds:.0} s, kernels of family {}",
+        "{} ways tried, {} wrong; hammerhead {version}, {seconds:.0} s, kernels of family {}",
         trial.ways.len(),
+        trial.wrong(),
         device.family
     );
     page::html(&format!("First contact with {}", device.name), &about, &body)
@@ -57,11 +58,13 @@ fn ways(report: &Report) -> String {
     if let Some(refused) = &trial.refused {
         body += &paragraph(&format!("The GPU cannot be used: {refused}"));
     }
-    let left_out: Vec<[String; 1]> = trial.left_out.iter().map(|left_out| [left_out.clone()]).collect();
-    body += &match left_out.is_empty() {
-        true => paragraph("No way was left out of plans."),
-        false => page::table(&["left out of plans"], left_out.iter().map(<[String; 1]>::as_slice)),
-    };
+    let left_out = trial.left_out.iter().flatten();
+    let left_out: Vec<[String; 1]> = left_out.map(|left_out| [left_out.clone()]).collect();
+    if !left_out.is_empty() {
+        body += &page::table(&["left out of plans"], left_out.iter().map(<[String; 1]>::as_slice));
+    } else if trial.left_out.is_some() {
+        body += &paragraph("No way was left out of plans.");
+    }
     let row = |way: &WayReport| {
         let found = way.wrong.clone().unwrap_or_else(|| "right".to_owned());
         [way.way.clone(), found, way.problem.clone(), way.config.clone(), format!(">{:.2}", way.seconds)]
@@ -72,19 +75,19 @@ fn ways(report: &Report) -> String {
     body + &format!("<details><summary>All {} ways, {:.0} s</summary>\n{all}</details>\n", rows.len(), trial.seconds)
 }
 
-fn verified(part: &Part) -> String {
-    let mut body = paragraph(&format!("{} ({:.0} s)", part.command, part.seconds));
-    if let Some(failed) = &part.failed {
-        body += &paragraph(failed);
-    }
-    let number = |name: &str| part.said.as_ref().and_then(|said| said.get(name)).and_then(Value::as_u64);
-    if let (Some(passed), Some(failed)) = (number("passed"), number("failed")) {
-        body += &paragraph(&format!("{passed} passed, {failed} failed."));
-    }
-    let failures = part.said.as_ref().and_then(|said| said.get("failures")).and_then(Value::as_array);
+fn verified(parts: &[Part]) -> String {
+    let row = |part: &Part| {
+        let count = |name: &str| part.number(name).map_or_else(|| ">".to_owned(), |number| format!(">{number}"));
+        let words = part.failed.clone().unwrap_or_else(|| "right".to_owned());
+        [part.command.clone(), count("passed"), count("failed"), format!(">{:.1}", part.seconds), words]
+    };
+    let rows: Vec<[String; 5]> = parts.iter().map(row).collect();
+    let headings = ["command", ">passed", ">failed", ">s", "found"];
+    let mut body = page::table(&headings, rows.iter().map(<[String; 5]>::as_slice));
+    let failures = parts.iter().filter_map(|part| part.said.as_ref()?.get("failures")?.as_array()).flatten();
     let text = |failure: &Value, name: &str| failure.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let each = |failure: &Value| ["case", "config", "first"].map(|name| text(failure, name));
-    let rows: Vec<[String; 3]> = failures.map_or_else(Vec::new, |failures| failures.iter().map(each).collect());
+    let rows: Vec<[String; 3]> = failures.map(each).collect();
     if !rows.is_empty() {
         body += &page::table(&["case", "configuration", "what was wrong"], rows.iter().map(<[String; 3]>::as_slice));
     }
@@ -92,10 +95,8 @@ fn verified(part: &Part) -> String {
 }
 
 fn measured(report: &Report) -> String {
-    let mut body = paragraph(&format!("{} ({:.0} s)", report.bench.command, report.bench.seconds));
-    if let Some(failed) = &report.bench.failed {
-        body += &paragraph(failed);
-    }
+    let failed = report.bench.iter().filter_map(|part| Some((part, part.failed.as_ref()?)));
+    let mut body: String = failed.map(|(part, failed)| paragraph(&format!("{}: {failed}", part.command))).collect();
     let right = |cells: [String; 7]| {
         let mut cells = cells;
         cells[2..6].iter_mut().for_each(|cell| cell.insert(0, '>'));

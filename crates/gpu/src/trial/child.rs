@@ -14,7 +14,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Trial;
 use crate::ways::Way;
@@ -22,10 +22,12 @@ use crate::ways::Way;
 /// The environment variable that names the command `hammerhead` to the programs that are not it.
 pub const TRIAL_VARIABLE: &str = "HAMMERHEAD_TRIAL";
 
-/// Seconds until a child must have opened the GPU, and until it must have answered: with the driver's compiler, and a
-/// machine that has other things to do.
+/// How long a child may take to open the GPU, and how long one that was killed may take to be gone: a driver that waits
+/// for its hardware keeps it.
 const START: Duration = Duration::from_secs(60);
-const LIMIT: Duration = Duration::from_secs(60);
+const END: Duration = Duration::from_secs(5);
+/// How often somebody looks whether it is gone.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What a child that is ready says first, before the version of its kernels.
 const READY: &str = "hammerhead trial ";
@@ -51,6 +53,8 @@ fn program() -> (OsString, Vec<OsString>) {
 /// Children, one after another.
 pub(super) struct Children {
     program: (OsString, Vec<OsString>),
+    /// How long each may take over one way.
+    limit: Duration,
     running: Option<Running>,
 }
 
@@ -65,7 +69,10 @@ impl Drop for Running {
     fn drop(&mut self) {
         // It may have ended by itself; then there is nothing to kill, and it is only to be taken off the system's list.
         let _ = self.process.kill();
-        let _ = self.process.wait();
+        let killed = Instant::now();
+        while matches!(self.process.try_wait(), Ok(None)) && killed.elapsed() < END {
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
@@ -99,37 +106,33 @@ impl Running {
 
 impl Children {
     /// Starts one for a device, or says why there is none.
-    pub(super) fn start(device: usize) -> Result<Self, String> {
+    pub(super) fn start(device: usize, limit: Duration) -> Result<Self, String> {
         let (program, mut arguments) = program();
         arguments.push(device.to_string().into());
-        Self::of((program, arguments))
+        Self::of((program, arguments), limit)
     }
 
-    fn of(program: (OsString, Vec<OsString>)) -> Result<Self, String> {
+    fn of(program: (OsString, Vec<OsString>), limit: Duration) -> Result<Self, String> {
         let running = Some(Running::start(&program)?);
-        Ok(Children { program, running })
+        Ok(Children { program, limit, running })
     }
 
     /// Has a way tried.
     pub(super) fn attempt(&mut self, way: &Way) -> Result<(), String> {
-        self.attempt_within(way, LIMIT)
-    }
-
-    fn attempt_within(&mut self, way: &Way, limit: Duration) -> Result<(), String> {
         let mut running = match self.running.take() {
             Some(running) => running,
             None => Running::start(&self.program)?,
         };
         let asked = writeln!(running.asks, "{way}").and_then(|()| running.asks.flush());
         let answer =
-            asked.map_err(|_| RecvTimeoutError::Disconnected).and_then(|()| running.answers.recv_timeout(limit));
+            asked.map_err(|_| RecvTimeoutError::Disconnected).and_then(|()| running.answers.recv_timeout(self.limit));
         match answer.as_deref() {
             Ok("right") => {
                 self.running = Some(running);
                 Ok(())
             }
             Ok(said) => Err(said.strip_prefix("wrong ").unwrap_or(said).to_owned()),
-            Err(RecvTimeoutError::Timeout) => Err(format!("it did not end within {} seconds", limit.as_secs_f64())),
+            Err(RecvTimeoutError::Timeout) => Err(late(self.limit)),
             Err(RecvTimeoutError::Disconnected) => {
                 let how = running.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
                 Err(format!("the process that tried it ended ({how})"))
@@ -138,9 +141,33 @@ impl Children {
     }
 }
 
+/// What is said of a way that took too long.
+pub(super) fn late(limit: Duration) -> String {
+    format!("it did not end within {} seconds", limit.as_secs_f64())
+}
+
+/// The lines on this process's standard input, read from when the first is wanted. Behind the last one the process has
+/// as long as a way may take to end, and then is ended: who asked may have been killed, and a kernel that hangs would
+/// keep the GPU.
+pub(super) fn asked(limit: Duration) -> impl Iterator<Item = String> {
+    let mut lines: Option<Receiver<String>> = None;
+    let read = move || {
+        let (line, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            // Nobody receives any more: then the process is about to end by itself.
+            let _ = io::stdin().lines().map_while(Result::ok).try_for_each(|asked| line.send(asked));
+            drop(line);
+            std::thread::sleep(limit);
+            std::process::abort();
+        });
+        lines
+    };
+    std::iter::from_fn(move || lines.get_or_insert_with(read).recv().ok())
+}
+
 /// A child's side: says that it is ready, or why not, and answers for one way per line.
 pub fn serve<M>(
-    asked: impl BufRead,
+    asked: impl Iterator<Item = String>,
     mut answers: impl Write,
     ready: Result<(Vec<Trial>, M), String>,
     mut attempt: impl FnMut(&mut M, &Trial) -> Result<(), String>,
@@ -152,8 +179,7 @@ pub fn serve<M>(
         Err(reason) => return say(reason),
     };
     say(format!("{READY}{}", crate::KERNELS))?;
-    for way in asked.lines() {
-        let way = way?;
+    for way in asked {
         let trial = trials.iter().find(|trial| trial.way.to_string() == way);
         let found = trial.map_or_else(|| Err(format!("there is no way {way}")), |trial| attempt(&mut machine, trial));
         say(found.map_or_else(|reason| format!("wrong {reason}"), |()| "right".to_owned()))?;
@@ -168,7 +194,11 @@ mod tests {
     /// A child that is a script: it answers to what it has read as `way`.
     fn children(ready: &str, answer: &str) -> Result<Children, String> {
         let script = format!("echo '{ready}'; while read -r way; do {answer}; done");
-        Children::of(("sh".into(), vec!["-c".into(), script.into()]))
+        children_of("sh", vec!["-c".into(), script.into()])
+    }
+
+    fn children_of(program: &str, arguments: Vec<OsString>) -> Result<Children, String> {
+        Children::of((program.into(), arguments), Duration::from_secs(60))
     }
 
     fn ready() -> String {
@@ -197,8 +227,10 @@ mod tests {
     fn a_child_that_hangs_is_killed_and_one_that_dies_is_reported_with_how() {
         let answer = "case $way in *pair*) sleep 600;; *split*) kill -9 $$;; *) echo right;; esac";
         let mut children = children(&ready(), answer).expect("a child");
-        let late = children.attempt_within(&way("NVFP4 tokens, pair"), Duration::from_millis(200));
+        children.limit = Duration::from_millis(200);
+        let late = children.attempt(&way("NVFP4 tokens, pair"));
         assert!(late.expect_err("a hang").contains("did not end within 0.2 seconds"));
+        children.limit = Duration::from_secs(60);
         let died = children.attempt(&way("NVFP4 tokens, split-k")).expect_err("a death");
         assert!(died.contains("ended") && died.contains('9'), "{died}");
         assert_eq!(children.attempt(&way("NVFP4 tokens")), Ok(()), "the next one goes on");
@@ -209,9 +241,9 @@ mod tests {
         let refused = |ready: &str| children(ready, "echo right").map(drop).expect_err("no child");
         assert!(refused("hammerhead trial 0").contains("other kernels"));
         assert!(refused("there is no GPU 7").contains("there is no GPU 7"));
-        let missing = Children::of(("hammerhead-that-is-not-there".into(), Vec::new()));
+        let missing = children_of("hammerhead-that-is-not-there", Vec::new());
         assert!(missing.map(drop).expect_err("no program").contains(TRIAL_VARIABLE));
-        let silent = Children::of(("true".into(), Vec::new())).map(drop).expect_err("says nothing");
+        let silent = children_of("true", Vec::new()).map(drop).expect_err("says nothing");
         assert!(silent.contains("does not try kernels"), "{silent}");
     }
 
@@ -219,7 +251,7 @@ mod tests {
     fn a_child_answers_line_by_line_and_says_so_where_it_cannot() {
         let said = |ready: Result<(Vec<Trial>, ()), String>, asked: &str| {
             let mut answers = Vec::new();
-            serve(asked.as_bytes(), &mut answers, ready, |(), _| Ok(())).expect("it can be written");
+            serve(asked.lines().map(str::to_owned), &mut answers, ready, |(), _| Ok(())).expect("it can be written");
             String::from_utf8(answers).expect("text")
         };
         assert_eq!(said(Err("no\nGPU".to_owned()), "x\n"), "no GPU\n");

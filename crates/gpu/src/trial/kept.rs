@@ -14,7 +14,7 @@ use crate::driver::DeviceInfo;
 use crate::ways::LeftOut;
 
 /// The environment variable that names the folder; `off` for none. [`op::cache`] has the rule.
-const TRIALS_VARIABLE: &str = "HAMMERHEAD_TRIALS";
+pub const TRIALS_VARIABLE: &str = "HAMMERHEAD_TRIALS";
 /// What a file begins and ends with.
 const FIRST: &str = "hammerhead trial 1";
 const LAST: &str = "end";
@@ -40,6 +40,15 @@ impl Key {
     }
 }
 
+/// Whether anything can be kept; the error says why not.
+pub fn can_be_kept() -> Result<(), String> {
+    let Some(folder) = cache::folder(TRIALS_VARIABLE) else { return Err("there is no folder for it".to_owned()) };
+    let beside = folder.join(format!("trial-{}.tmp", std::process::id()));
+    let written =
+        fs::create_dir_all(&folder).and_then(|()| fs::write(&beside, "")).and_then(|()| fs::remove_file(&beside));
+    written.map_err(|error| format!("{} cannot be written to ({error})", folder.display()))
+}
+
 /// The version of the driver's kernel module, where the system tells: two drivers for the same CUDA have two compilers.
 pub fn driver_version() -> String {
     let text = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
@@ -61,6 +70,11 @@ pub(super) fn write(key: &Key, tried: &Tried) {
     if fs::write(&beside, print(key, tried)).and_then(|()| fs::rename(&beside, &file)).is_err() {
         let _ = fs::remove_file(&beside);
     }
+}
+
+/// Takes away what is kept, if anything is.
+pub(super) fn forget(key: &Key) {
+    let _ = key.file().map(fs::remove_file);
 }
 
 fn print(key: &Key, tried: &Tried) -> String {

@@ -31,7 +31,8 @@ use crate::ways::{Feature, LeftOut, SizeKey, Way};
 
 pub use attempt::{Attempts, Machine};
 pub use child::{TRIAL_VARIABLE, serve, tried_by};
-pub use kept::driver_version;
+pub use kept::{TRIALS_VARIABLE, can_be_kept, driver_version};
+pub use on_device::LIMIT;
 pub(crate) use on_device::{of_device, serve_device, tried_now};
 
 /// Multiprocessors that launches are made for: few, so that blocks have several tiles also of a small problem.
