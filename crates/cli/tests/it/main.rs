@@ -6,6 +6,7 @@ mod checkpoints;
 mod commands;
 mod common;
 mod doctor;
+mod driver;
 mod gpu;
 mod moe;
 mod page;
