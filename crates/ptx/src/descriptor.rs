@@ -5,6 +5,7 @@
 //! multiples of 16 everywhere.
 
 use crate::error::Error;
+use crate::instr::{DenseKind, MatrixElement};
 
 /// How the 16-byte pieces of shared memory are permuted, so that reading a column of them meets no bank conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -264,14 +265,58 @@ impl HalvesShape {
         let elements = if bf16 { Self::BF16 } else { 0 };
         Ok(Self::F32_SUMS | elements | (n >> 3) << 17 | (m >> 4) << 24)
     }
+}
+
+/// The instruction descriptor of a multiplication without block scales, with f32 sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenseShape {
+    /// Rows of D: 64 or 128, of a pair of blocks 128 or 256.
+    pub m: u32,
+    /// Columns of D, a multiple of 8 up to 256.
+    pub n: u32,
+    /// Types of A and B.
+    pub elements: [MatrixElement; 2],
+    /// Whether −A is used, and −B.
+    pub negate: [bool; 2],
+    /// Whether A is M-major instead of K-major, and B N-major.
+    pub transpose: [bool; 2],
+}
+
+impl DenseShape {
+    /// Bits of features that are not understood: sparsity, saturation, other sums, shifts.
+    const OTHERS: u32 = 0b1111 | 0b11 << 5 | 1 << 23 | 0b111 << 29;
 
     /// The shape that these bits mean, or what is wrong with them.
-    pub fn decode(bits: u32) -> Result<Self, Error> {
-        let shape = HalvesShape { m: (bits >> 24 & 31) << 4, n: (bits >> 17 & 63) << 3, bf16: bits & Self::BF16 != 0 };
-        if shape.encode()? != bits {
-            let (what, found) = ("tcgen05 instruction descriptor", bits.into());
-            return Err(Error::Field { what, found, wanted: "halves or bfloat16, K-major, with f32 sums" });
+    pub fn decode(kind: DenseKind, bits: u32) -> Result<Self, Error> {
+        let field = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if bits & (Self::OTHERS | HalvesShape::F32_SUMS) != HalvesShape::F32_SUMS {
+            return field(
+                "tcgen05 instruction descriptor",
+                bits,
+                "f32 sums of dense matrices, and zeros between the fields",
+            );
         }
-        Ok(shape)
+        let element = |code: u32| match (kind, code & 7) {
+            (DenseKind::F16, 0) => Some(MatrixElement::F16),
+            (DenseKind::F16, 1) => Some(MatrixElement::Bf16),
+            (DenseKind::Tf32, 2) => Some(MatrixElement::Tf32),
+            (DenseKind::F8f6f4, 0) => Some(MatrixElement::E4m3),
+            (DenseKind::F8f6f4, 1) => Some(MatrixElement::E5m2),
+            _ => None,
+        };
+        let (Some(a), Some(b)) = (element(bits >> 7), element(bits >> 10)) else {
+            let wanted = "f16 or bf16 for kind::f16, tf32 for its kind, e4m3 or e5m2 for kind::f8f6f4";
+            return field("tcgen05 element types", bits >> 7 & 63, wanted);
+        };
+        let (m, n) = ((bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3);
+        if ![64, 128, 256].contains(&m) {
+            return field("tcgen05 M", m, "64 or 128, of a pair of blocks 128 or 256");
+        }
+        if !(8..=256).contains(&n) || m != 64 && !n.is_multiple_of(16) {
+            return field("tcgen05 N", n, "a multiple of 16 from 16 to 256, of 8 from 8 on for 64 rows");
+        }
+        let flag = |bit: u32| bits >> bit & 1 == 1;
+        let (negate, transpose) = ([flag(13), flag(14)], [flag(15), flag(16)]);
+        Ok(DenseShape { m, n, elements: [a, b], negate, transpose })
     }
 }

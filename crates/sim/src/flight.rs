@@ -15,7 +15,7 @@ use crate::lanes::Words;
 use crate::memory::SharedMemory;
 use crate::race::{Piece, RecordId, Writers};
 use crate::tensor_core;
-use crate::tensor_memory::{BlockScaled, Halves, LANES};
+use crate::tensor_memory::{BlockScaled, Dense, LANES};
 use crate::tma;
 
 /// A piece of work, and the instruction that issued it.
@@ -243,8 +243,8 @@ pub(crate) enum TensorOp {
     },
     /// By the blocks that do it: each has its rows of A, and all of them together those of B.
     Multiply(Range<usize>, BlockScaled, Pieces),
-    /// The same of 16-bit numbers.
-    MultiplyHalves(Range<usize>, Halves, Pieces),
+    /// The same without block scales; A's pieces are none where it is in tensor memory.
+    MultiplyDense(Range<usize>, Dense, Pieces),
     /// Tells barriers (by block and offset) that all before it is done, and so is what that had been waited for.
     Commit { barriers: Vec<(usize, u32)>, known: Box<Knowledge> },
 }
@@ -255,7 +255,7 @@ impl TensorOp {
         match self {
             TensorOp::CopyScales { .. } => Some(Piece::Copy),
             TensorOp::Multiply(_, mma, _) => Some(Piece::Multiply(mma.d, mma.n)),
-            TensorOp::MultiplyHalves(_, mma, _) => Some(Piece::Multiply(mma.d, mma.n)),
+            TensorOp::MultiplyDense(_, mma, _) => Some(Piece::Multiply(mma.d, mma.n)),
             TensorOp::Commit { .. } => None,
         }
     }
@@ -265,7 +265,7 @@ impl TensorOp {
         match self {
             TensorOp::CopyScales { workers, .. }
             | TensorOp::Multiply(workers, ..)
-            | TensorOp::MultiplyHalves(workers, ..) => workers.clone().fold(0, |blocks, rank| blocks | 1 << rank),
+            | TensorOp::MultiplyDense(workers, ..) => workers.clone().fold(0, |blocks, rank| blocks | 1 << rank),
             TensorOp::Commit { barriers, .. } => barriers.iter().fold(0, |blocks, (rank, _)| blocks | 1 << rank),
         }
     }

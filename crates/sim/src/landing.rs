@@ -12,7 +12,7 @@ use crate::lanes::lanes;
 use crate::memory::SharedMemory;
 use crate::mma;
 use crate::tensor_core::{self, Order};
-use crate::tensor_memory::{self};
+use crate::tensor_memory::{self, Dense};
 
 impl Core<'_> {
     /// Completes a piece of work.
@@ -249,18 +249,26 @@ impl Core<'_> {
                     self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_memory::DEPTH as u64;
                 }
             }
-            TensorOp::MultiplyHalves(workers, mma, Pieces { a, b }) => {
+            TensorOp::MultiplyDense(workers, mma, Pieces { a, b }) => {
                 let blocks = &mut cluster.blocks[workers];
-                let operand = |block: &Block, pieces: &[u32]| {
-                    let (shape, from) = ((pieces.len() / 2, false, Order::Depths), (pieces, SharedMemory::START));
-                    tensor_core::elements(mma.element, &block.shared.data, from, shape, false)
+                let operand = |block: &Block, side: usize, pieces: &[u32], rows: u32| {
+                    let (element, transposed) = (mma.elements[side], mma.transpose[side]);
+                    let (shape, from) = ((rows as usize, transposed, Order::Depths), (pieces, SharedMemory::START));
+                    tensor_core::elements(element, &block.shared.data, from, shape, mma.negate[side])
                 };
-                let b: Vec<Vec<f32>> = blocks.iter().map(|block| operand(block, &b)).collect();
+                let rows_of_b = mma.n / blocks.len() as u32;
+                let b: Vec<Vec<f32>> = blocks.iter().map(|block| operand(block, 1, &b, rows_of_b)).collect();
                 for block in blocks {
-                    let a = operand(block, &a);
+                    let elements = match mma.tensor_a {
+                        None => operand(block, 0, &a, mma.rows),
+                        Some(first) => {
+                            let memory = block.tensor.get_or_insert_default();
+                            by_depth(&mma, &memory.rows_of_a(block.id, &mma, first)?)
+                        }
+                    };
                     let memory = block.tensor.get_or_insert_default();
-                    memory.multiply_halves(block.id, &mma, &a, &b)?;
-                    self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_core::DEPTH as u64;
+                    memory.multiply_dense(block.id, &mma, &elements, &b)?;
+                    self.profile.tensor_macs += u64::from(mma.rows * mma.n * mma.elements[0].depth());
                 }
             }
             TensorOp::Commit { barriers, known: mut published } => {
@@ -306,6 +314,13 @@ fn bytes_at(shared: &[u8], pieces: &[u32]) -> Vec<u8> {
         &shared[at..at + 16]
     };
     pieces.iter().flat_map(piece).copied().collect()
+}
+
+/// The elements of rows of A by k, then row.
+fn by_depth(mma: &Dense, rows: &[[u8; 32]]) -> Vec<f32> {
+    let (by_row, depth) = (tensor_core::wide_rows(mma.elements[0], rows), mma.elements[0].depth() as usize);
+    let sign = if mma.negate[0] { -1.0 } else { 1.0 };
+    (0..by_row.len()).map(|at| sign * by_row[at % rows.len() * depth + at / rows.len()]).collect()
 }
 
 /// A by row, then k, from the registers of four warps.

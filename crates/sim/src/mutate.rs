@@ -6,9 +6,11 @@
 //! result. A mutant that nothing can tell from the original is either equivalent, which wants a reason, or a hole in the
 //! test.
 
+use std::ops::Range;
+
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Collector, Control, FloatMode, Instr, MatrixA, Mma, PredicateOp,
-    Semantics, Tcgen05, Warp, Wgmma,
+    Semantics, Tcgen05, TensorA, Warp, Wgmma,
 };
 use ptx::{Bank, DataType, Kernel, Op, Operand, RegId};
 
@@ -32,8 +34,13 @@ pub struct Mutant {
 
 /// Every kernel that differs from this one by one plausible mistake, in order of position.
 pub fn mutants(kernel: &Kernel) -> Vec<Mutant> {
+    mutants_within(kernel, 0..kernel.body.len())
+}
+
+/// Those whose mistake is among some instructions of the body: each is a whole kernel, and large kernels have many.
+pub fn mutants_within(kernel: &Kernel, positions: Range<usize>) -> Vec<Mutant> {
     let mut nursery = Nursery { kernel, made: Vec::new() };
-    for at in 0..kernel.body.len() {
+    for at in positions.start..positions.end.min(kernel.body.len()) {
         nursery.guards(at);
         match &kernel.body[at].op {
             Op::Barrier(op) => nursery.barriers(at, op),
@@ -400,11 +407,12 @@ impl Nursery<'_> {
             }
             Tcgen05::Mma { a, b, accumulate, collector, .. } => {
                 self.scales_of_multiplications(at);
-                self.tensor_multiplications(at, [*a, *b, *accumulate], *collector, 1 << SHAPE_COLUMNS);
+                self.tensor_multiplications(at, [Some(*a), Some(*b)], *accumulate, *collector, 1 << SHAPE_COLUMNS);
             }
             // Their columns go by sixteens.
-            Tcgen05::MmaHalves { a, b, accumulate, collector, .. } => {
-                self.tensor_multiplications(at, [*a, *b, *accumulate], *collector, 2 << SHAPE_COLUMNS);
+            Tcgen05::MmaDense { a, b, accumulate, collector, .. } => {
+                let a = if let TensorA::Shared(a) = a { Some(*a) } else { None };
+                self.tensor_multiplications(at, [a, Some(*b)], *accumulate, *collector, 2 << SHAPE_COLUMNS);
             }
             Tcgen05::Commit { .. } => self.commits(at),
             Tcgen05::Load { .. } | Tcgen05::Store { .. } => {
@@ -416,7 +424,14 @@ impl Nursery<'_> {
     }
 
     /// A multiplication that is told of wrong operands, shapes and sums. `step` is one more step of columns in its shape.
-    fn tensor_multiplications(&mut self, at: usize, [a, b, accumulate]: [RegId; 3], collector: Collector, step: u64) {
+    fn tensor_multiplications(
+        &mut self,
+        at: usize,
+        [a, b]: [Option<RegId>; 2],
+        accumulate: RegId,
+        collector: Collector,
+        step: u64,
+    ) {
         for (mistake, value) in [("accumulator replaced", false), ("accumulator kept", true)] {
             let constant = |instr: &Instr| match instr.op {
                 Op::Arith(Arith::Predicate { dst, op: PredicateOp::Const(is) }) if dst == accumulate => Some(is),
@@ -431,7 +446,7 @@ impl Nursery<'_> {
                 let always = Arith::Predicate { dst, op: PredicateOp::Const(value) };
                 let phase = kernel.body[at].phase;
                 kernel.body.insert(at, Instr { guard: None, op: always.into(), phase, line: None });
-                if let Op::Tcgen05(Tcgen05::Mma { accumulate, .. } | Tcgen05::MmaHalves { accumulate, .. }) =
+                if let Op::Tcgen05(Tcgen05::Mma { accumulate, .. } | Tcgen05::MmaDense { accumulate, .. }) =
                     &mut kernel.body[at + 1].op
                 {
                     *accumulate = dst;
@@ -439,7 +454,7 @@ impl Nursery<'_> {
             });
         }
         self.offset_register(at, "sums eight columns on", (BinaryOp::Add, 8), |op| match op {
-            Op::Tcgen05(Tcgen05::Mma { d, .. } | Tcgen05::MmaHalves { d, .. }) => Some(d),
+            Op::Tcgen05(Tcgen05::Mma { d, .. } | Tcgen05::MmaDense { d, .. }) => Some(d),
             _ => None,
         });
         self.offset_register(at, "a step of columns too many", (BinaryOp::Add, step), tensor_shape);
@@ -452,15 +467,15 @@ impl Nursery<'_> {
         };
         if let Some((mistake, wrong)) = wrong {
             self.add(at, mistake, |kernel| {
-                if let Op::Tcgen05(Tcgen05::Mma { collector, .. } | Tcgen05::MmaHalves { collector, .. }) =
+                if let Op::Tcgen05(Tcgen05::Mma { collector, .. } | Tcgen05::MmaDense { collector, .. }) =
                     &mut kernel.body[at].op
                 {
                     *collector = wrong;
                 }
             });
         }
-        self.descriptors(at, a, OF_A);
-        self.descriptors(at, b, OF_B);
+        a.into_iter().for_each(|a| self.descriptors(at, a, OF_A));
+        b.into_iter().for_each(|b| self.descriptors(at, b, OF_B));
     }
 
     fn scales_of_multiplications(&mut self, at: usize) {
@@ -486,7 +501,7 @@ impl Nursery<'_> {
         });
         self.multicasts(at, ["committed to one block", "committed to other blocks"]);
         let multiplies =
-            |instr: &Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Mma { .. } | Tcgen05::MmaHalves { .. }));
+            |instr: &Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Mma { .. } | Tcgen05::MmaDense { .. }));
         let commits = |instr: &Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Commit { .. }));
         let last = self.kernel.body[..at].iter().rposition(|instr| multiplies(instr) || commits(instr));
         if let Some(last) = last.filter(|&last| multiplies(&self.kernel.body[last])) {
@@ -548,7 +563,7 @@ fn missing(op: &Tcgen05) -> &'static str {
         Tcgen05::Dealloc { .. } => "tensor memory not given back",
         Tcgen05::RelinquishAllocPermit { .. } => "permit not relinquished",
         Tcgen05::CopyScales { .. } => "scales not copied",
-        Tcgen05::Mma { .. } | Tcgen05::MmaHalves { .. } => "multiplication dropped",
+        Tcgen05::Mma { .. } | Tcgen05::MmaDense { .. } => "multiplication dropped",
         Tcgen05::Commit { .. } => "commit dropped",
         Tcgen05::Load { .. } | Tcgen05::Store { .. } => "memory access dropped",
         Tcgen05::WaitLoad | Tcgen05::WaitStore => "tensor memory wait dropped",
@@ -588,7 +603,7 @@ fn scales_of_b(op: &mut Op) -> Option<&mut RegId> {
 
 fn tensor_shape(op: &mut Op) -> Option<&mut RegId> {
     match op {
-        Op::Tcgen05(Tcgen05::Mma { shape, .. } | Tcgen05::MmaHalves { shape, .. }) => Some(shape),
+        Op::Tcgen05(Tcgen05::Mma { shape, .. } | Tcgen05::MmaDense { shape, .. }) => Some(shape),
         _ => None,
     }
 }

@@ -38,9 +38,14 @@ pub(crate) fn check(desc: &WgmmaDescriptor) -> Result<(), FaultKind> {
     Ok(())
 }
 
-/// The shared addresses of an operand's 16-byte pieces. K-major: two pieces a row, along k. Otherwise: for each k, one piece for
-/// every eight rows.
+/// The shared addresses of a 16-bit operand's 16-byte pieces. K-major: two pieces a row, along k. Otherwise: for each k,
+/// one piece for every eight rows.
 pub(crate) fn pieces(desc: &WgmmaDescriptor, rows: u32, transposed: bool) -> Vec<u32> {
+    pieces_of(desc, (DEPTH as u32, rows), transposed)
+}
+
+/// The same of an operand of any type, of which an instruction takes so many elements along k.
+pub(crate) fn pieces_of(desc: &WgmmaDescriptor, (depth, rows): (u32, u32), transposed: bool) -> Vec<u32> {
     let (start, leading, stride) = (desc.start, desc.layout.leading, desc.layout.stride);
     let (swizzle, span) = (desc.layout.swizzle, desc.layout.swizzle.span());
     let plain = swizzle == Swizzle::None;
@@ -52,8 +57,8 @@ pub(crate) fn pieces(desc: &WgmmaDescriptor, rows: u32, transposed: bool) -> Vec
             true => at(block * stride + k % 8 * 16 + k / 8 * leading),
             false => at(block % across * 16 + block / across * leading + k % 8 * span + k / 8 * stride),
         };
-        let blocks = rows / 8;
-        (0..DEPTH as u32 * blocks).map(|at| piece(at / blocks, at % blocks)).collect()
+        let blocks = rows * 2 / depth;
+        (0..depth * blocks).map(|at| piece(at / blocks, at % blocks)).collect()
     } else {
         let piece = |row: u32, half: u32| match plain {
             true => at(row / 8 * stride + half * leading + row % 8 * 16),
@@ -157,7 +162,7 @@ pub(crate) fn elements(
     negate: bool,
 ) -> Vec<f32> {
     if element.bits() != 16 {
-        return other_elements(element, shared, (pieces, base), (rows, order), negate);
+        return other_elements(element, shared, (pieces, base), (rows, transposed, order), negate);
     }
     // One after the other, pieces are the rows of a matrix, or of the transposed one.
     let mut bits = vec![0u16; rows * DEPTH];
@@ -189,20 +194,30 @@ pub(crate) fn elements(
     wide
 }
 
-/// The same for elements of other sizes, whose matrices are K-major.
+/// The same for elements of other sizes.
 fn other_elements(
     element: MatrixElement,
     shared: &[u8],
     (pieces, base): (&[u32], u32),
-    (rows, order): (usize, Order),
+    (rows, transposed, order): (usize, bool, Order),
     negate: bool,
 ) -> Vec<f32> {
     let mut bytes = vec![[0u8; 32]; rows];
+    let (depth, size) = (element.depth() as usize, element.bits() as usize / 8);
     for (at, address) in pieces.iter().enumerate() {
         let start = (address - base) as usize;
-        bytes[at / 2][16 * (at % 2)..][..16].copy_from_slice(&shared[start..start + 16]);
+        let piece = &shared[start..start + 16];
+        if !transposed {
+            bytes[at / 2][16 * (at % 2)..][..16].copy_from_slice(piece);
+            continue;
+        }
+        // A piece has neighbouring rows at one k.
+        let (k, first) = (at / (pieces.len() / depth), at % (pieces.len() / depth) * (16 / size));
+        for (row, element) in (first..).zip(piece.chunks_exact(size)) {
+            bytes[row][k * size..][..size].copy_from_slice(element);
+        }
     }
-    let (by_row, depth) = (wide_rows(element, &bytes), element.depth() as usize);
+    let by_row = wide_rows(element, &bytes);
     let place = |at: usize| match order {
         Order::Rows => at,
         Order::Depths => at % rows * depth + at / rows,

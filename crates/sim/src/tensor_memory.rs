@@ -25,6 +25,8 @@ const SCALES: usize = 4;
 const CELL: usize = 4;
 /// Lanes that a warp reaches: what of a column is accessed together.
 const WARP_LANES: usize = 32;
+/// Lanes of half a warp, which some loads and stores reach, and multiplications of 64 rows.
+const HALF_LANES: usize = 16;
 /// Lanes that are summed at a time: their sums stay in registers.
 const BLOCK: usize = 32;
 
@@ -58,7 +60,7 @@ impl Default for TensorMemory {
         TensorMemory {
             data: vec![0; cells],
             written: Written::new(cells * CELL, false),
-            shadow: Shadow::by_lines(cells * CELL, (WARP_LANES * CELL) as u32, WARP_LANES * CELL),
+            shadow: Shadow::by_lines(cells * CELL, (HALF_LANES * CELL) as u32, WARP_LANES * CELL),
             allocated: Vec::new(),
             least: None,
             closed: false,
@@ -81,7 +83,21 @@ impl TensorMemory {
 
     /// Refuses to read what was never written, of all lanes of some columns.
     fn check(&self, block: [u32; 3], column: u32, columns: u32) -> Result<(), FaultKind> {
-        let (start, bytes) = (Self::byte(0, column), (LANES * columns) as usize * CELL);
+        self.check_cells(block, (0, LANES), (column, columns))
+    }
+
+    /// The same of some lanes, if they are not all: of each column by itself.
+    fn check_cells(
+        &self,
+        block: [u32; 3],
+        (lane, lanes): (u32, u32),
+        (column, columns): (u32, u32),
+    ) -> Result<(), FaultKind> {
+        if lanes < LANES && columns > 1 {
+            return (column..column + columns)
+                .try_for_each(|column| self.check_cells(block, (lane, lanes), (column, 1)));
+        }
+        let (start, bytes) = (Self::byte(lane, column), (lanes * columns) as usize * CELL);
         let Some(byte) = self.written.missing(start, bytes) else { return Ok(()) };
         let cell = (byte / CELL) as u32;
         Err(FaultKind::Uninitialised { place: Self::place(block, cell % LANES, cell / LANES), byte: 0 })
@@ -105,6 +121,10 @@ impl TensorMemory {
     /// Whether columns lie within one allocation.
     pub(crate) fn owns(&self, column: u32, columns: u32) -> bool {
         self.allocated.iter().any(|own| own.column <= column && column + columns <= own.column + own.columns)
+    }
+
+    pub(crate) fn is_written(&self, lane: u32, column: u32) -> bool {
+        self.written.missing(Self::byte(lane, column), CELL).is_none()
     }
 
     pub(crate) fn get(&self, lane: u32, column: u32) -> u32 {
@@ -139,12 +159,19 @@ impl TensorMemory {
     /// D = A·Bᵀ (+ D), from the bytes of A and B, 32 per row.
     pub(crate) fn multiply(&mut self, mma: &BlockScaled, a: &[u8], b: &[u8]) {
         let (a, b) = (self.expand(a, LANES, mma.scale_a), self.expand(b, mma.n, mma.scale_b));
-        self.accumulate((mma.d, mma.accumulate), &a, &[b]);
+        self.accumulate((mma.d, mma.accumulate), (0, BLOCK), &a, &[b]);
     }
 
-    /// Adds products to accumulators from a column on, or replaces them; A and the parts of B by k, then row. Of each element the products
-    /// are added one by one, by rising k.
-    fn accumulate(&mut self, (first, accumulate): (u32, bool), a: &[f32], parts: &[Vec<f32>]) {
+    /// Adds products to accumulators from a column on, or replaces them; A by k, then lane, and the parts of B by k, then
+    /// row. Of every 32 lanes, those from the first of `within` on have rows. Of each element the products are added one
+    /// by one, by rising k.
+    fn accumulate(
+        &mut self,
+        (first, accumulate): (u32, bool),
+        (from, rows): (usize, usize),
+        a: &[f32],
+        parts: &[Vec<f32>],
+    ) {
         let depth = a.len() / LANES as usize;
         let mut column = first as usize;
         for part in parts {
@@ -157,30 +184,64 @@ impl TensorMemory {
                         let (a, b) = (&a[k * LANES as usize + lane * BLOCK..][..BLOCK], part[k * columns + at]);
                         sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += a * b);
                     }
-                    *cells = sums.map(f32::to_bits);
+                    let bits = sums.map(f32::to_bits);
+                    cells[from..from + rows].copy_from_slice(&bits[from..from + rows]);
                 }
                 column += 1;
             }
         }
-        let bytes = Self::byte(0, column as u32) - Self::byte(0, first);
-        self.written.set(Self::byte(0, first), bytes);
+        if rows == BLOCK {
+            let bytes = Self::byte(0, column as u32) - Self::byte(0, first);
+            self.written.set(Self::byte(0, first), bytes);
+            return;
+        }
+        for (column, lane) in
+            (first..column as u32).flat_map(|column| (0..4).map(move |quarter| (column, 32 * quarter)))
+        {
+            self.written.set(Self::byte(lane + from as u32, column), rows * CELL);
+        }
     }
 }
 
 impl TensorMemory {
     /// D = A·Bᵀ (+ D), from the elements of A and of the parts of B, each by k, then row.
-    pub(crate) fn multiply_halves(
+    pub(crate) fn multiply_dense(
         &mut self,
         block: [u32; 3],
-        mma: &Halves,
+        mma: &Dense,
         a: &[f32],
         b: &[Vec<f32>],
     ) -> Result<(), FaultKind> {
         if mma.accumulate {
-            self.check(block, mma.d, mma.n)?;
+            for lanes in mma.lanes() {
+                self.check_cells(block, lanes, (mma.d, mma.n))?;
+            }
         }
-        self.accumulate((mma.d, mma.accumulate), a, b);
+        if mma.rows == LANES {
+            self.accumulate((mma.d, mma.accumulate), (0, BLOCK), a, b);
+            return Ok(());
+        }
+        // By lane, with nothing between the rows.
+        let mut spread = vec![0.0; a.len() / mma.rows as usize * LANES as usize];
+        for (at, element) in a.iter().enumerate() {
+            let (k, row) = (at / mma.rows as usize, at as u32 % mma.rows);
+            spread[k * LANES as usize + mma.lane(row) as usize] = *element;
+        }
+        self.accumulate((mma.d, mma.accumulate), (mma.first_lane as usize, HALF_LANES), &spread, b);
         Ok(())
+    }
+
+    /// The rows of an A in tensor memory, from its first column on.
+    pub(crate) fn rows_of_a(&self, block: [u32; 3], mma: &Dense, first: u32) -> Result<Vec<[u8; 32]>, FaultKind> {
+        let row = |row: u32| {
+            let (lane, mut bytes) = (mma.lane(row), [0; 32]);
+            self.check_cells(block, (lane, 1), (first, Dense::COLUMNS_OF_A))?;
+            for (column, four) in (first..).zip(bytes.as_chunks_mut::<CELL>().0) {
+                *four = self.get(lane, column).to_le_bytes();
+            }
+            Ok(bytes)
+        };
+        (0..mma.rows).map(row).collect()
     }
 }
 
@@ -206,15 +267,39 @@ pub(crate) struct BlockScaled {
     pub(crate) accumulate: bool,
 }
 
-/// A multiplication of 16-bit numbers; tensor memory by first column.
+/// A multiplication without block scales; tensor memory by first column.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Halves {
+pub(crate) struct Dense {
     pub(crate) d: u32,
+    /// The first lane of D: 16 where 64 rows take the upper halves of the warps' lanes.
+    pub(crate) first_lane: u32,
+    /// Rows of each block: 128, or 64 in half of the lanes.
+    pub(crate) rows: u32,
     pub(crate) n: u32,
-    pub(crate) a: WgmmaDescriptor,
-    pub(crate) b: WgmmaDescriptor,
+    /// Where A is in tensor memory: its first column.
+    pub(crate) tensor_a: Option<u32>,
     pub(crate) accumulate: bool,
-    pub(crate) element: MatrixElement,
+    pub(crate) elements: [MatrixElement; 2],
+    pub(crate) negate: [bool; 2],
+    pub(crate) transpose: [bool; 2],
+}
+
+impl Dense {
+    /// Columns that hold the 32 bytes of a row of A.
+    pub(crate) const COLUMNS_OF_A: u32 = 8;
+
+    /// The lane of a row.
+    fn lane(&self, row: u32) -> u32 {
+        if self.rows == LANES { row } else { row / 16 * 32 + row % 16 + self.first_lane }
+    }
+
+    /// Its runs of lanes: the first of each, and how many.
+    pub(crate) fn lanes(&self) -> Vec<(u32, u32)> {
+        match self.rows {
+            LANES => vec![(0, LANES)],
+            _ => (0..4).map(|quarter| (32 * quarter + self.first_lane, HALF_LANES as u32)).collect(),
+        }
+    }
 }
 
 pub(crate) fn e2m1(code: u8) -> f32 {

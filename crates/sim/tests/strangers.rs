@@ -8,9 +8,13 @@ use sim::{Arg, Gpu, Invocation, Limits, Rules, Schedule};
 /// A kernel that has its thread's number in `%t`, the address of its own eight bytes of `out` in `%o`, and that of
 /// `in` in `%i`.
 fn kernel(block: [u32; 3], body: &str) -> Kernel {
+    kernel_for("sm_90a", block, body)
+}
+
+fn kernel_for(target: &str, block: [u32; 3], body: &str) -> Kernel {
     let [x, y, _] = block;
     let text = format!(
-        ".version 8.8\n.target sm_90a\n.address_size 64\n
+        ".version 8.8\n.target {target}\n.address_size 64\n
         .visible .entry k(.param .u64 in, .param .u64 out)
         {{
         .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<16>, %t; .reg .b64 %d<16>, %i, %o; .reg .f32 %f<8>; .reg .f64 %fd<8>;
@@ -29,14 +33,17 @@ fn kernel(block: [u32; 3], body: &str) -> Kernel {
 
 /// What each thread of a block leaves, under three schedules.
 fn results(block: [u32; 3], input: &[u8], body: &str) -> Vec<u64> {
-    let kernel = kernel(block, body);
-    let threads = block.iter().product::<u32>() as usize;
+    results_of(&kernel(block, body), input)
+}
+
+fn results_of(kernel: &Kernel, input: &[u8]) -> Vec<u64> {
+    let threads = kernel.launch.threads as usize;
     let mut gpu = Gpu::new(Limits::h200());
     let (input, out) = (gpu.upload("in", input), gpu.alloc("out", 8 * threads));
     let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), out.into()] };
     let run = |schedule| {
         let mut gpu = gpu.clone();
-        gpu.run(&kernel, &launch, schedule).unwrap_or_else(|fault| panic!("{fault}"));
+        gpu.run(kernel, &launch, schedule).unwrap_or_else(|fault| panic!("{fault}"));
         let bytes = gpu.download(out).expect("all of it is written").to_vec();
         bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<u64>>()
     };
@@ -395,4 +402,190 @@ fn printing_does_nothing_and_other_calls_are_refused() {
     };
     assert_eq!(run_with_variables(&call("vprintf")), Ok(vec![0; 128]));
     assert_eq!(run_with_variables(&call("k")), Err("not simulated".into()));
+}
+
+/// The same with functions before the entry.
+fn with_functions(functions: &str, body: &str) -> Kernel {
+    let text = format!(
+        ".version 8.8\n.target sm_90a\n.address_size 64\n{functions}
+        .visible .entry k(.param .u64 in, .param .u64 out)
+        {{ .reg .pred %p<8>; .reg .b32 %r<16>; .reg .b64 %o, %d<4>; ld.param.u64 %o, [out];
+        mov.u32 %r1, %tid.x; mad.wide.u32 %o, %r1, 8, %o; {body} ret; }}"
+    );
+    let shape = Shape { block: Some([32, 1, 1]), ..Shape::default() };
+    Module::read(&text).and_then(|module| module.kernel("k", shape)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn a_called_function_is_put_in_place_of_the_call() {
+    // Which returns early in some lanes, calls another, and has a register of the caller's name.
+    let functions = "
+        .func (.param .b32 r) twice(.param .b32 a) { .reg .b32 %r<3>; ld.param.b32 %r1, [a]; add.s32 %r1, %r1, %r1;
+          st.param.b32 [r], %r1; ret; }
+        .func (.param .b32 r) f(.param .b32 a, .param .b64 b)
+        { .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %d<3>; ld.param.b32 %r1, [a]; setp.lt.u32 %p1, %r1, 10;
+          @%p1 bra small; ld.param.b64 %d1, [b]; cvt.u32.u64 %r2, %d1; st.param.b32 [r], %r2; ret;
+          small: { .param .b32 p0; .param .b32 q0; st.param.b32 [p0], %r1; call.uni (q0), twice, (p0); ld.param.b32 %r3, [q0]; }
+          st.param.b32 [r], %r3; ret; }";
+    let body = "{ .param .b32 p0; .param .b64 p1; .param .b32 q0; st.param.b32 [p0+0], %r1; mov.b64 %d1, 77; st.param.b64 [p1+0], %d1;
+        setp.ne.u32 %p1, %r1, 5; mov.b32 %r2, 0; st.param.b32 [q0], %r2;
+        @%p1 call (q0), f, (p0, p1); ld.param.b32 %r2, [q0+0]; } cvt.u64.u32 %d2, %r2; st.global.b64 [%o], %d2;";
+    let kernel = with_functions(functions, body);
+    let wanted = (0..32).map(|t| {
+        if t == 5 {
+            0
+        } else if t < 10 {
+            2 * t
+        } else {
+            77
+        }
+    });
+    assert_eq!(results_of(&kernel, &[0; 8]), wanted.collect::<Vec<_>>());
+}
+
+#[test]
+fn functions_that_call_each_other_without_end_are_refused() {
+    let text = ".version 8.8 .target sm_90a .address_size 64
+        .func f() { call.uni g; call.uni g; ret; } .func g() { call.uni f; call.uni f; ret; }
+        .visible .entry k() .reqntid 32 { call.uni f; ret; }";
+    let refused = Module::read(text).and_then(|module| module.kernel("k", Shape::default())).unwrap_err();
+    assert!(refused.to_string().contains("calls at most"), "{refused}");
+}
+
+#[test]
+fn bits_are_put_in_place_of_others() {
+    let of = |body: &str| result(&[0; 8], &format!("{body} cvt.u64.u32 %d1, %r1; st.global.b64 [%o], %d1;"));
+    assert_eq!(of("mov.b32 %r2, 0xff; mov.b32 %r3, 0; bfi.b32 %r1, %r2, %r3, 4, 8;"), 0xff0);
+    assert_eq!(of("mov.b32 %r2, 0; mov.b32 %r3, -1; bfi.b32 %r1, %r2, %r3, 28, 8;"), 0x0fff_ffff);
+    assert_eq!(of("mov.b32 %r2, 5; mov.b32 %r3, 9; bfi.b32 %r1, %r2, %r3, 0, 0;"), 9);
+    assert_eq!(of("mov.b32 %r2, 5; mov.b32 %r3, 9; bfi.b32 %r1, %r2, %r3, 0, 32;"), 5);
+    assert_eq!(of("mov.b32 %r2, 4; bmsk.clamp.b32 %r1, %r2, 3;"), 0x70);
+    assert_eq!(of("mov.b32 %r2, 36; bmsk.wrap.b32 %r1, %r2, 35;"), 0x70);
+    assert_eq!(of("mov.b32 %r2, 36; bmsk.clamp.b32 %r1, %r2, 35;"), 0);
+    assert_eq!(of("mov.b32 %r2, 0x100; bfind.u32 %r1, %r2;"), 8);
+    assert_eq!(of("mov.b32 %r2, 0x100; bfind.shiftamt.u32 %r1, %r2;"), 23);
+    assert_eq!(of("mov.b32 %r2, 0; bfind.shiftamt.u32 %r1, %r2;"), 0xffff_ffff);
+    assert_eq!(of("mov.b32 %r2, -2; bfind.s32 %r1, %r2;"), 0);
+    assert_eq!(of("mov.f32 %f1, 0fBF800000; mov.f32 %f2, 0f40000000; copysign.f32 %r1, %f1, %f2;"), 0xc000_0000);
+    assert_eq!(of("mov.b32 %f1, 0f3F801000; cvt.rna.tf32.f32 %r1, %f1;"), 0x3f80_2000, "ties go away from zero");
+    assert_eq!(of("mov.b32 %f1, 0f7FFFFFFF; cvt.rna.tf32.f32 %r1, %f1;"), 0x7fff_ffff);
+}
+
+#[test]
+fn registers_may_be_wider_than_what_they_are_for() {
+    let of = |body: &str| result(&(-5i32).to_le_bytes().repeat(2), &format!("{body} st.global.b64 [%o], %d1;"));
+    assert_eq!(of("ld.global.s32 %d1, [%i];").cast_signed(), -5);
+    assert_eq!(of("ld.global.u32 %d1, [%i];"), 0xffff_fffb);
+    assert_eq!(of("mov.b64 %d2, 0x1fffffffb; cvt.s64.s32 %d1, %d2;").cast_signed(), -5);
+    assert_eq!(of("mov.b64 %d2, 0x180000003; st.global.b32 [%o], %d2; ld.global.u32 %d1, [%o];"), 0x8000_0003);
+}
+
+#[test]
+fn a_shuffle_takes_its_segment_from_a_register() {
+    let body =
+        "mov.b32 %r2, 0x1c03; mov.b32 %r3, 1; shfl.sync.down.b32 %r4|%p1, %t, %r3, %r2, -1; cvt.u64.u32 %d1, %r4;
+        st.global.b64 [%o], %d1;";
+    let wanted = (0..32).map(|t| if t % 4 == 3 { t } else { t + 1 });
+    assert_eq!(results([32, 1, 1], &[0; 8], body), wanted.collect::<Vec<_>>());
+}
+
+#[test]
+fn floats_are_reduced_over_a_warp() {
+    let of = |op: &str| {
+        let body = format!(
+            "cvt.rn.f32.u32 %f1, %t; sub.f32 %f1, %f1, 0f41700000; setp.eq.u32 %p1, %t, 3; selp.f32 %f1, 0f7FC00000, %f1, %p1; \
+             redux.sync.{op}.f32 %f2, %f1, -1; mov.b32 %r2, %f2; cvt.u64.u32 %d1, %r2; st.global.b64 [%o], %d1;"
+        );
+        f32::from_bits(results_of(&kernel_for("sm_100a", [32, 1, 1], &body), &[0; 8])[7] as u32)
+    };
+    assert_eq!([of("max"), of("min"), of("max.abs")], [16.0, -15.0, 16.0]);
+    assert!(of("max.NaN").is_nan());
+}
+
+/// 64 × 16 × 16 by Blackwell's tensor cores: A in tensor memory, B in shared memory in the order that `transposed` says, and
+/// sums loaded sixteen lanes at a time. A thread keeps two sums: of its row, columns 0 and 7, or 8 and 15 of the upper half.
+fn small_multiplication(transposed: bool) -> Kernel {
+    // 8 × 16 bytes lie together; along k, or along n, the next such piece is 128 bytes on, and the other way 256.
+    let shape = 1 << 4 | 2 << 17 | 4 << 24 | u32::from(transposed) << 16;
+    let body = format!(
+        ".shared .align 128 .b8 b[512]; .shared .align 8 .b8 bar[8]; .shared .align 4 .b8 addr[4]; .reg .b32 %a<8>, %s<8>;
+        setp.lt.u32 %p1, %t, 32; setp.eq.u32 %p2, %t, 0; mov.b32 %r2, addr; mov.b32 %r3, bar; mov.b32 %r5, b;
+        @%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 64;
+        @%p2 mbarrier.init.shared::cta.b64 [%r3], 1; @%p2 fence.mbarrier_init.release.cluster;
+        mad.wide.u32 %d1, %t, 4, %i; ld.global.b32 %r4, [%d1+4096]; mad.lo.u32 %r6, %t, 4, %r5; st.shared.b32 [%r6], %r4;
+        fence.proxy.async.shared::cta; bar.sync 0; ld.shared.b32 %r7, [%r2];
+        shr.u32 %r8, %t, 5; shl.b32 %r9, %r8, 21; add.u32 %r10, %r7, %r9;
+        mad.wide.u32 %d2, %t, 32, %i;
+        ld.global.v4.b32 {{%a0, %a1, %a2, %a3}}, [%d2]; ld.global.v4.b32 {{%a4, %a5, %a6, %a7}}, [%d2+16];
+        tcgen05.st.sync.aligned.32x32b.x8.b32 [%r10 + 32], {{%a0, %a1, %a2, %a3, %a4, %a5, %a6, %a7}};
+        tcgen05.wait::st.sync.aligned; bar.sync 0;
+        shr.u32 %r11, %r5, 4; and.b32 %r11, %r11, 0x3fff; or.b32 %r11, %r11, 0x80000; mov.b32 %r12, 0x4010; mov.b64 %d3, {{%r11, %r12}};
+        mov.b32 %r13, {shape}; setp.ne.u32 %p3, 1, 1;
+        @%p2 tcgen05.mma.cta_group::1.kind::f16 [%r7], [%r7 + 32], %d3, %r13, %p3;
+        @%p2 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r3];
+        wait: mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r3], 0; @!%p4 bra wait;
+        tcgen05.ld.sync.aligned.16x32bx2.x8.b32 {{%s0, %s1, %s2, %s3, %s4, %s5, %s6, %s7}}, [%r10], 8;
+        tcgen05.wait::ld.sync.aligned; mov.b64 %d4, {{%s0, %s7}}; st.global.b64 [%o], %d4;
+        bar.sync 0; @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r7, 64;"
+    );
+    kernel_for("sm_100a", [128, 1, 1], &body)
+}
+
+#[test]
+fn sixty_four_rows_of_tensor_memory_are_multiplied() {
+    let (a, b) =
+        (|row: usize, k: usize| ((row * 3 + k) % 7) as f32 - 3.0, |n: usize, k: usize| ((n * 5 + k * k) % 6) as f32);
+    let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
+    for transposed in [false, true] {
+        let mut input = vec![0; 4096 + 512];
+        for (row, k) in (0..64).flat_map(|row| (0..16).map(move |k| (row, k))) {
+            let thread = row / 16 * 32 + row % 16;
+            input[32 * thread + 2 * k..][..2].copy_from_slice(&half(a(row, k)));
+        }
+        for (n, k) in (0..16).flat_map(|n| (0..16).map(move |k| (n, k))) {
+            let at = match transposed {
+                false => n / 8 * 256 + k / 8 * 128 + n % 8 * 16 + k % 8 * 2,
+                true => n / 8 * 256 + k / 8 * 128 + k % 8 * 16 + n % 8 * 2,
+            };
+            input[4096 + at..][..2].copy_from_slice(&half(b(n, k)));
+        }
+        let sum = |row: usize, n: usize| (0..16).map(|k| a(row, k) * b(n, k)).sum::<f32>();
+        let wanted = (0..128).map(|t| {
+            let (row, first) = (t / 32 * 16 + t % 16, t % 32 / 16 * 8);
+            u64::from(sum(row, first).to_bits()) | u64::from(sum(row, first + 7).to_bits()) << 32
+        });
+        assert_eq!(results_of(&small_multiplication(transposed), &input), wanted.collect::<Vec<_>>(), "{transposed}");
+    }
+}
+
+#[test]
+fn a_tensor_map_that_a_kernel_makes_is_used() {
+    // A box of 8 × 4 words, from column 8 and row 2 of a tensor of 32 × 8.
+    let body = "
+        .shared .align 128 .b8 map[128]; .shared .align 128 .b8 tile[128]; .shared .align 8 .b8 bar[8];
+        mov.b32 %r2, map; mov.b32 %r3, tile; mov.b32 %r4, bar; mov.b32 %r5, 0; mad.lo.u32 %r6, %t, 4, %r2; st.shared.b32 [%r6], %r5;
+        bar.warp.sync -1; setp.eq.u32 %p1, %t, 0; cvt.u64.u32 %d1, %r2; add.u64 %d2, %i, 1024;
+        @%p1 tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%d1], %i;
+        @%p1 tensormap.replace.tile.rank.shared::cta.b1024.b32 [%d1], 0x1;
+        @%p1 tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%d1], 0x0, 8;
+        @%p1 tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%d1], 0x1, 4;
+        @%p1 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%d1], 0x0, 32;
+        @%p1 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%d1], 0x1, 8;
+        mov.b64 %d3, 128; @%p1 tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%d1], 0x0, %d3;
+        @%p1 tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%d1], 0x0, 1;
+        @%p1 tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%d1], 0x1, 1;
+        @%p1 tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%d1], 0x2;
+        @%p1 tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%d1], 0x0;
+        bar.warp.sync -1;
+        tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d2], [%d1], 128;
+        fence.proxy.tensormap::generic.acquire.gpu [%d2], 128;
+        @%p1 mbarrier.init.shared::cta.b64 [%r4], 1; @%p1 fence.mbarrier_init.release.cluster; bar.warp.sync -1;
+        mov.b32 %r7, 8; mov.b32 %r8, 2;
+        @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 128;
+        @%p1 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%d2, {%r7, %r8}], [%r4];
+        wait: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r4], 0; @!%p2 bra wait;
+        mad.lo.u32 %r9, %t, 4, %r3; ld.shared.b32 %r10, [%r9]; cvt.u64.u32 %d4, %r10; st.global.b64 [%o], %d4;";
+    let input: Vec<u8> = (0..288u32).flat_map(u32::to_le_bytes).collect();
+    let wanted = (0..32).map(|t| (2 + t / 8) * 32 + 8 + t % 8);
+    assert_eq!(results([32, 1, 1], &input, body), wanted.collect::<Vec<_>>());
 }

@@ -3,7 +3,9 @@
 use super::Builder;
 use crate::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
-use crate::instr::{Accumulate, Collector, CtaGroup, MatrixA, MatrixElement, Mma, Tcgen05, Wgmma};
+use crate::instr::{
+    Accumulate, CellShape, Collector, CtaGroup, DenseKind, MatrixA, MatrixElement, Mma, Tcgen05, TensorA, Wgmma,
+};
 use crate::types::{
     Addr, Bf16x2, F16x2, F32, MmaShape, Pred, Reg, Shared, Tcgen05Matrix, TensorAddress, Type, U16, U32, Value, W32,
     WgmmaMatrix,
@@ -221,7 +223,8 @@ impl Builder {
     pub fn tensor_multiply_halves(&mut self, operands: MultiplyHalves) {
         let MultiplyHalves { group, d, a, b, shape, accumulate, collector } = operands;
         let (d, a, b, shape, accumulate) = (d.id(), a.id(), b.id(), shape.id(), accumulate.id());
-        self.emit(Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, collector });
+        let (kind, a) = (DenseKind::F16, TensorA::Shared(a));
+        self.emit(Tcgen05::MmaDense { kind, group, d, a, b, shape, accumulate, collector });
     }
 
     /// Arrives at a barrier when this thread's earlier tcgen05 work is done.
@@ -232,13 +235,15 @@ impl Builder {
     /// Loads `COUNT` columns of the warp's 32 lanes; the registers are ready after [`Builder::tensor_wait_load`].
     pub fn tensor_load_columns<const COUNT: usize>(&mut self, addr: Reg<TensorAddress>) -> [Reg<F32>; COUNT] {
         let dsts = self.registers::<F32, COUNT>();
-        self.emit(Tcgen05::Load { dsts: dsts.iter().map(|reg| reg.id()).collect(), addr: addr.id() });
+        let (shape, regs) = (CellShape::L32x32b, dsts.iter().map(|reg| reg.id()).collect());
+        self.emit(Tcgen05::Load { shape, dsts: regs, addr: addr.id() });
         dsts
     }
 
     /// Stores columns of the warp's 32 lanes.
     pub fn tensor_store_columns<T: Type<Width = W32>>(&mut self, addr: Reg<TensorAddress>, srcs: &[Reg<T>]) {
-        self.emit(Tcgen05::Store { addr: addr.id(), srcs: srcs.iter().map(|reg| reg.id()).collect() });
+        let (shape, srcs) = (CellShape::L32x32b, srcs.iter().map(|reg| reg.id()).collect());
+        self.emit(Tcgen05::Store { shape, addr: addr.id(), srcs });
     }
 
     /// Waits for this thread's loads from tensor memory.

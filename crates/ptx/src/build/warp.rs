@@ -17,7 +17,7 @@ impl Builder {
     ) -> Reg<T> {
         let dst = self.register::<T>();
         // The clamp is the last lane, except upwards, where it is the first.
-        let clamp = if mode == ShuffleMode::Up { 0 } else { 31 };
+        let clamp = Operand::Imm(if mode == ShuffleMode::Up { 0 } else { 31 });
         let lane = lane.into().operand();
         self.emit(Warp::Shuffle { mode, dst: dst.id(), valid: None, a: a.id(), lane, clamp, mask: ALL_LANES });
         dst

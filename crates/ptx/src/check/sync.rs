@@ -102,7 +102,7 @@ impl Check<'_> {
                 self.banks("the validity", valid.as_slice(), Bank::Pred);
                 self.word("the lane", *lane, "0 to 31", |n| n < 32);
                 let wanted = "a clamp in bits 0..5 and a segment in bits 8..13";
-                self.value("the shuffle's clamp", (*clamp).into(), wanted, |n| n & !0x1f1f == 0);
+                self.word("the shuffle's clamp", *clamp, wanted, |n| n & !0x1f1f == 0);
                 self.word("the mask", *mask, mask_wanted, someone);
             }
             Warp::Vote { dst, pred, mask, .. } => {
@@ -123,10 +123,17 @@ impl Check<'_> {
             }
             Warp::Reduce { op, ty, dst, a, mask } => {
                 let types: (&[DataType], _) = match op {
-                    ReduceOp::Add | ReduceOp::Min | ReduceOp::Max => (&[DataType::U32, DataType::S32], "U32 and S32"),
+                    ReduceOp::Add => (&[DataType::U32, DataType::S32], "U32 and S32"),
+                    ReduceOp::Min | ReduceOp::Max => {
+                        (&[DataType::U32, DataType::S32, DataType::F32], "U32, S32 and F32")
+                    }
+                    ReduceOp::MinNan | ReduceOp::MaxNan => (&[DataType::F32], "F32"),
                     ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => (&[DataType::U32], "U32"),
                 };
                 self.form(&format_args!("warp reduction {op:?}"), *ty, types);
+                if *ty == DataType::F32 {
+                    self.feature("redux of floats", Feature::Tcgen05);
+                }
                 self.banks("a reduced value", &[*dst, *a], Bank::B32);
                 self.word("the mask", *mask, mask_wanted, someone);
             }

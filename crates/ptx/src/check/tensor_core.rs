@@ -1,9 +1,9 @@
 //! Tensor cores: which target has them, the shapes they multiply, their descriptors and tensor memory.
 
 use super::Check;
-use crate::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
+use crate::descriptor::{BlockScaledShape, DenseShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
-use crate::instr::{Accumulate, CtaGroup, MatrixA, MatrixElement, Mma, Op, Tcgen05, Wgmma};
+use crate::instr::{Accumulate, CtaGroup, DenseKind, MatrixA, MatrixElement, Mma, Op, Tcgen05, TensorA, Wgmma};
 use crate::rule::Rule;
 use crate::target::Feature;
 use crate::types::{Bank, Operand, RegId, Space};
@@ -156,24 +156,28 @@ impl Check<'_> {
                     self.tile(*group, bits as u32);
                 }
             }
-            Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, .. } => {
+            Tcgen05::MmaDense { kind, group, d, a, b, shape, accumulate, .. } => {
                 self.bank("a tensor address", *d, Bank::B32);
                 self.bank("the instruction descriptor", *shape, Bank::B32);
                 self.bank("the accumulate flag", *accumulate, Bank::Pred);
-                self.tcgen05_matrix(*a);
+                match a {
+                    TensorA::Shared(desc) => self.tcgen05_matrix(*desc),
+                    TensorA::Tensor(addr) => self.bank("a tensor address", *addr, Bank::B32),
+                }
                 self.tcgen05_matrix(*b);
                 if let Some(bits) = self.known.constant(Operand::Reg(*shape)) {
-                    self.halves_tile(*group, bits as u32);
+                    self.dense_tile(*kind, *group, bits as u32);
                 }
             }
             Tcgen05::Commit { bar, multicast, .. } => {
                 self.mbarrier(Space::Shared, *bar);
                 self.banks("the multicast mask", multicast.as_slice(), Bank::B16);
             }
-            Tcgen05::Load { dsts: regs, addr } | Tcgen05::Store { addr, srcs: regs } => {
+            Tcgen05::Load { shape, dsts: regs, addr } | Tcgen05::Store { shape, addr, srcs: regs } => {
                 self.bank("the tensor address", *addr, Bank::B32);
                 self.banks("a column", regs, Bank::B32);
-                self.count("columns", regs.len(), "a power of two from 1 to 128", &COLUMN_COUNTS);
+                let counts: Vec<usize> = COLUMN_COUNTS.into_iter().filter(|count| *count >= shape.least()).collect();
+                self.count("columns", regs.len(), "a power of two from 1 to 128", &counts);
             }
             Tcgen05::RelinquishAllocPermit { .. }
             | Tcgen05::WaitLoad
@@ -208,13 +212,13 @@ impl Check<'_> {
         }
     }
 
-    /// The tiles of D that one instruction on 16-bit numbers computes; K is always 16.
-    fn halves_tile(&mut self, group: CtaGroup, bits: u32) {
-        match HalvesShape::decode(bits) {
-            Ok(HalvesShape { m, .. }) => {
-                let (what, wanted) = ("rows of a multiplication", "128 from one block, 256 from a pair");
-                let rows = if group == CtaGroup::One { 128 } else { 256 };
-                self.value(what, m.into(), wanted, |m| m == rows);
+    /// The tiles of D that one instruction without block scales computes.
+    fn dense_tile(&mut self, kind: DenseKind, group: CtaGroup, bits: u32) {
+        match DenseShape::decode(kind, bits) {
+            Ok(DenseShape { m, .. }) => {
+                let (what, wanted) = ("rows of a multiplication", "64 or 128 from one block, 128 or 256 from a pair");
+                let rows = if group == CtaGroup::One { [64, 128] } else { [128, 256] };
+                self.value(what, m.into(), wanted, |m| rows.contains(&m));
             }
             Err(error) => self.field(error),
         }
@@ -249,7 +253,7 @@ fn group_of(op: &Tcgen05) -> Option<CtaGroup> {
         | Tcgen05::RelinquishAllocPermit { group }
         | Tcgen05::CopyScales { group, .. }
         | Tcgen05::Mma { group, .. }
-        | Tcgen05::MmaHalves { group, .. }
+        | Tcgen05::MmaDense { group, .. }
         | Tcgen05::Commit { group, .. } => Some(*group),
         Tcgen05::Load { .. }
         | Tcgen05::Store { .. }

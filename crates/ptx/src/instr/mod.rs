@@ -25,7 +25,7 @@ pub use copy::AsyncCopy;
 pub use memory::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
 pub use mma::Mma;
 pub use registers::Access;
-pub use tcgen05::{Collector, CtaGroup, Tcgen05};
+pub use tcgen05::{CellShape, Collector, CtaGroup, DenseKind, Tcgen05, TensorA};
 pub use warp::{ReduceOp, ShuffleMode, VoteMode, Warp};
 pub use wgmma::{Accumulate, MatrixA, MatrixElement, Wgmma};
 

@@ -3,7 +3,7 @@
 
 use super::{
     Accumulate, Arith, AsyncCopy, Barrier, Control, Instr, MatrixA, Memory, Mma, Op, ParamBase, PredicateOp, Tcgen05,
-    Warp, Wgmma,
+    TensorA, Warp, Wgmma,
 };
 use crate::types::{Address, Base, Operand, RegId};
 
@@ -170,9 +170,10 @@ fn memory(op: &Memory, visit: &mut Visit<'_>) {
 fn warp(op: &Warp, visit: &mut Visit<'_>) {
     use Access::{Read, Write};
     match op {
-        Warp::Shuffle { dst, valid, a, lane, mask, .. } => {
+        Warp::Shuffle { dst, valid, a, lane, clamp, mask, .. } => {
             visit(*a, Read);
             read(*lane, visit);
+            read(*clamp, visit);
             read(*mask, visit);
             visit(*dst, Write);
             each(valid.as_slice(), Write, visit);
@@ -337,7 +338,7 @@ fn tcgen05(op: &Tcgen05, visit: &mut Visit<'_>) {
             read(*columns, visit);
         }
         Tcgen05::CopyScales { dst, src, .. } => each(&[*dst, *src], Read, visit),
-        Tcgen05::MmaHalves { d, a, b, shape, accumulate, .. } => {
+        Tcgen05::MmaDense { d, a: TensorA::Shared(a) | TensorA::Tensor(a), b, shape, accumulate, .. } => {
             each(&[*d, *a, *b, *shape, *accumulate], Access::Read, visit);
         }
         Tcgen05::Mma { d, a, b, shape, scale_a, scale_b, accumulate, .. } => {
@@ -347,11 +348,11 @@ fn tcgen05(op: &Tcgen05, visit: &mut Visit<'_>) {
             read_address(*bar, visit);
             each(multicast.as_slice(), Read, visit);
         }
-        Tcgen05::Load { dsts, addr } => {
+        Tcgen05::Load { dsts, addr, .. } => {
             visit(*addr, Read);
             each(dsts, Write, visit);
         }
-        Tcgen05::Store { addr, srcs } => {
+        Tcgen05::Store { addr, srcs, .. } => {
             visit(*addr, Read);
             each(srcs, Read, visit);
         }

@@ -1,4 +1,5 @@
-//! Blackwell's tensor cores: matrix multiplication of block-scaled FP4, or of 16-bit numbers, between shared memory and tensor memory.
+//! Blackwell's tensor cores: matrix multiplication of block-scaled FP4, or of numbers without block scales, between shared memory and
+//! tensor memory.
 
 use crate::types::{Address, Operand, RegId};
 
@@ -22,6 +23,86 @@ pub enum Collector {
     Use,
     /// Use the kept one for the last time.
     LastUse,
+}
+
+/// What a multiplication without block scales multiplies; its instruction descriptor says which type of the kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DenseKind {
+    /// Halves or bfloat16; K = 16.
+    F16,
+    /// f32 of which the tensor cores take 19 bits; K = 8.
+    Tf32,
+    /// Floats of eight bits or fewer; K = 32.
+    F8f6f4,
+}
+
+impl DenseKind {
+    /// All of them.
+    pub const ALL: [DenseKind; 3] = [DenseKind::F16, DenseKind::Tf32, DenseKind::F8f6f4];
+}
+
+/// Where a multiplication has A from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorA {
+    /// Shared memory: a register with the descriptor.
+    Shared(RegId),
+    /// Tensor memory: a register with the address. A row is a lane, and neighbours along k share a column.
+    Tensor(RegId),
+}
+
+/// Which cells of tensor memory a warp's load or store reaches, and which thread has which of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CellShape {
+    /// `32x32b`: thread i has lane i, register r column r.
+    L32x32b,
+    /// `16x64b`: with a = thread % 2 and b = thread / 2 % 2, lane 8a + thread / 4, column 2r + b.
+    L16x64b,
+    /// `16x128b`: with r = 2i + h, lane thread / 4 + 8h, column 4i + thread % 4.
+    L16x128b,
+    /// `16x256b`: with r = 4i + 2h + j, lane thread / 4 + 8h, column 8i + 2·(thread % 4) + j.
+    L16x256b,
+    /// `16x32bx2`: thread i has lane i % 16; the upper sixteen have columns so many further on.
+    L16x32bx2(u32),
+}
+
+impl CellShape {
+    /// The lane and the column of a thread's register, from the address on.
+    pub fn cell(self, thread: u32, register: u32) -> (u32, u32) {
+        match self {
+            CellShape::L32x32b => (thread, register),
+            CellShape::L16x64b => (thread % 2 * 8 + thread / 4, 2 * register + thread / 2 % 2),
+            CellShape::L16x128b => (thread / 4 + register % 2 * 8, register / 2 * 4 + thread % 4),
+            CellShape::L16x256b => {
+                (thread / 4 + register / 2 % 2 * 8, register / 4 * 8 + thread % 4 * 2 + register % 2)
+            }
+            CellShape::L16x32bx2(split) => (thread % 16, register + thread / 16 * split),
+        }
+    }
+
+    /// The stretches of columns, from the address on, that so many registers reach.
+    pub fn columns(self, registers: u32) -> Vec<std::ops::Range<u32>> {
+        match self {
+            CellShape::L16x64b => vec![0..2 * registers],
+            CellShape::L16x32bx2(split) if split != registers => vec![0..registers, split..split + registers],
+            CellShape::L16x32bx2(_) => vec![0..2 * registers],
+            CellShape::L16x128b | CellShape::L16x256b => vec![0..2 * registers],
+            CellShape::L32x32b => vec![0..registers],
+        }
+    }
+
+    /// Lanes of a warp that it reaches.
+    pub fn lanes(self) -> u32 {
+        if self == CellShape::L32x32b { 32 } else { 16 }
+    }
+
+    /// Registers of the smallest load or store; others have 2, 4, 8 … times as many, up to 128.
+    pub fn least(self) -> usize {
+        match self {
+            CellShape::L16x128b => 2,
+            CellShape::L16x256b => 4,
+            _ => 1,
+        }
+    }
 }
 
 /// Tensor memory and multiplication. Tensor memory has 128 lanes × 512 columns of 32 bits per block.
@@ -82,14 +163,16 @@ pub enum Tcgen05 {
         /// What becomes of A.
         collector: Collector,
     },
-    /// D = A·B (+ D) with 16-bit elements and f32 sums; K = 16 (`kind::f16`).
-    MmaHalves {
+    /// D = A·B (+ D) without block scales.
+    MmaDense {
+        /// What is multiplied.
+        kind: DenseKind,
         /// One block, or a pair.
         group: CtaGroup,
         /// Register with the accumulator's tensor address.
         d: RegId,
-        /// Register with A's descriptor.
-        a: RegId,
+        /// A.
+        a: TensorA,
         /// Register with B's descriptor.
         b: RegId,
         /// Register with the instruction descriptor.
@@ -108,18 +191,22 @@ pub enum Tcgen05 {
         /// 16-bit register: arrive at the same offset in each block whose bit is set.
         multicast: Option<RegId>,
     },
-    /// Each of four warps loads its 32 lanes, `dsts.len()` columns (`ld.32x32b.xN`).
+    /// Each of four warps loads cells of its 32 lanes (`ld`).
     Load {
-        /// 1, 2, 4 … 128 registers: one column each.
+        /// Which cells.
+        shape: CellShape,
+        /// 1, 2, 4 … 128 registers.
         dsts: Vec<RegId>,
         /// Register with the tensor address.
         addr: RegId,
     },
-    /// Each of four warps stores its 32 lanes, `srcs.len()` columns (`st.32x32b.xN`).
+    /// Each of four warps stores cells of its 32 lanes (`st`).
     Store {
+        /// Which cells.
+        shape: CellShape,
         /// Register with the tensor address.
         addr: RegId,
-        /// 1, 2, 4 … 128 registers: one column each.
+        /// 1, 2, 4 … 128 registers.
         srcs: Vec<RegId>,
     },
     /// Waits for this thread's loads from tensor memory.
@@ -130,4 +217,23 @@ pub enum Tcgen05 {
     FenceBeforeSync,
     /// Orders later tcgen05 work after a preceding synchronisation between threads.
     FenceAfterSync,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_cell_that_a_shape_reaches_is_one_threads() {
+        use CellShape::{L16x32bx2, L16x64b, L16x128b, L16x256b, L32x32b};
+        for (shape, registers) in [(L32x32b, 8), (L16x64b, 4), (L16x128b, 4), (L16x256b, 8), (L16x32bx2(64), 16)] {
+            let cells = (0..32).flat_map(|thread| (0..registers).map(move |register| shape.cell(thread, register)));
+            let reached: BTreeSet<(u32, u32)> = cells.collect();
+            let columns = shape.columns(registers).into_iter().flatten();
+            let wanted = columns.flat_map(|column| (0..shape.lanes()).map(move |lane| (lane, column)));
+            assert_eq!(reached, wanted.collect(), "{shape:?}");
+        }
+    }
 }

@@ -41,6 +41,24 @@ pub enum ReduceOp {
     Or,
     /// Bitwise exclusive or.
     Xor,
+    /// Smallest, NaN if any is (floats).
+    MinNan,
+    /// Largest, NaN if any is (floats).
+    MaxNan,
+}
+
+impl ReduceOp {
+    /// Every one.
+    pub const ALL: [ReduceOp; 8] = [
+        ReduceOp::Add,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::And,
+        ReduceOp::Or,
+        ReduceOp::Xor,
+        ReduceOp::MinNan,
+        ReduceOp::MaxNan,
+    ];
 }
 
 /// Work that the lanes of a warp do together.
@@ -60,7 +78,7 @@ pub enum Warp {
         /// Lane, mask or distance, by mode.
         lane: Operand,
         /// Segment mask in bits 8..13 and clamp in bits 0..5, as PTX defines them.
-        clamp: u32,
+        clamp: Operand,
         /// Participating lanes; each must execute this instruction.
         mask: Operand,
     },
@@ -102,7 +120,7 @@ pub enum Warp {
     Reduce {
         /// What makes one value of two.
         op: ReduceOp,
-        /// `U32` or `S32`.
+        /// `U32`, `S32` or `F32`.
         ty: DataType,
         /// Result, the same in every lane.
         dst: RegId,

@@ -2,7 +2,10 @@
 
 use super::compute::element_name;
 use super::{address, list, operand, optional, scope, vector, when, word};
-use crate::instr::{Accumulate, AsyncCopy, Barrier, Collector, CtaGroup, Fence, MatrixA, Semantics, Tcgen05, Wgmma};
+use crate::instr::{
+    Accumulate, AsyncCopy, Barrier, CellShape, Collector, CtaGroup, DenseKind, Fence, MatrixA, Semantics, Tcgen05,
+    TensorA, Wgmma,
+};
 use crate::target::Target;
 use crate::types::{DataType, Operand, RegId, Scope, Space};
 
@@ -216,6 +219,26 @@ fn usage(collector: Collector) -> &'static str {
     }
 }
 
+pub(crate) fn dense_kind(kind: DenseKind) -> &'static str {
+    match kind {
+        DenseKind::F16 => "kind::f16",
+        DenseKind::Tf32 => "kind::tf32",
+        DenseKind::F8f6f4 => "kind::f8f6f4",
+    }
+}
+
+/// The name of a shape, how often so many registers repeat it, and how far the second half is away.
+fn cells(shape: CellShape, registers: usize) -> (&'static str, usize, String) {
+    let name = match shape {
+        CellShape::L32x32b => "32x32b",
+        CellShape::L16x64b => "16x64b",
+        CellShape::L16x128b => "16x128b",
+        CellShape::L16x256b => "16x256b",
+        CellShape::L16x32bx2(split) => return ("16x32bx2", registers, format!(", {split}")),
+    };
+    (name, registers / shape.least(), String::new())
+}
+
 pub(super) fn tcgen05(op: &Tcgen05, target: Target) -> String {
     // One meaning, two spellings: families of chips refuse the older one, and chips by themselves have taken it for longer.
     let block = if target == Target::Sm100f { "block16" } else { "scale_vec::4X" };
@@ -240,11 +263,18 @@ pub(super) fn tcgen05(op: &Tcgen05, target: Target) -> String {
                 group(*g)
             )
         }
-        Tcgen05::MmaHalves { group: g, d, a, b, shape, accumulate, collector } => format!(
-            "tcgen05.mma{}.kind::f16.collector::a::{} [{d}], {a}, {b}, {shape}, {accumulate}",
-            group(*g),
-            usage(*collector)
-        ),
+        Tcgen05::MmaDense { kind, group: g, d, a, b, shape, accumulate, collector } => {
+            let a = match a {
+                TensorA::Shared(desc) => desc.to_string(),
+                TensorA::Tensor(addr) => format!("[{addr}]"),
+            };
+            format!(
+                "tcgen05.mma{}.{}.collector::a::{} [{d}], {a}, {b}, {shape}, {accumulate}",
+                group(*g),
+                dense_kind(*kind),
+                usage(*collector)
+            )
+        }
         Tcgen05::Commit { group: g, bar, multicast } => format!(
             "tcgen05.commit{}.mbarrier::arrive::one.shared::cluster{}.b64 {}{}",
             group(*g),
@@ -252,11 +282,13 @@ pub(super) fn tcgen05(op: &Tcgen05, target: Target) -> String {
             address(*bar),
             optional(*multicast)
         ),
-        Tcgen05::Load { dsts, addr } => {
-            format!("tcgen05.ld.sync.aligned.32x32b.x{}.b32 {}, [{addr}]", dsts.len(), list(dsts))
+        Tcgen05::Load { shape, dsts, addr } => {
+            let (name, times, split) = cells(*shape, dsts.len());
+            format!("tcgen05.ld.sync.aligned.{name}.x{times}.b32 {}, [{addr}]{split}", list(dsts))
         }
-        Tcgen05::Store { addr, srcs } => {
-            format!("tcgen05.st.sync.aligned.32x32b.x{}.b32 [{addr}], {}", srcs.len(), list(srcs))
+        Tcgen05::Store { shape, addr, srcs } => {
+            let (name, times, split) = cells(*shape, srcs.len());
+            format!("tcgen05.st.sync.aligned.{name}.x{times}.b32 [{addr}]{split}, {}", list(srcs))
         }
         Tcgen05::WaitLoad => "tcgen05.wait::ld.sync.aligned".into(),
         Tcgen05::WaitStore => "tcgen05.wait::st.sync.aligned".into(),

@@ -344,7 +344,7 @@ pub(super) fn warp(op: &Warp, target: Target) -> String {
                 ShuffleMode::Down => "down",
             };
             let valid = valid.map(|pred| format!("|{pred}")).unwrap_or_default();
-            format!("shfl.sync.{mode}.b32 {dst}{valid}, {a}, {}, {clamp}, {}", word(*lane), word(*mask))
+            format!("shfl.sync.{mode}.b32 {dst}{valid}, {a}, {}, {}, {}", word(*lane), word(*clamp), word(*mask))
         }
         Warp::Vote { mode, dst, pred, mask } => {
             let mode = match mode {
@@ -414,5 +414,7 @@ pub(crate) fn reduce(op: ReduceOp, ty: DataType) -> String {
         ReduceOp::And => "and.b32".into(),
         ReduceOp::Or => "or.b32".into(),
         ReduceOp::Xor => "xor.b32".into(),
+        ReduceOp::MinNan => format!("min.NaN.{}", suffix(ty)),
+        ReduceOp::MaxNan => format!("max.NaN.{}", suffix(ty)),
     }
 }

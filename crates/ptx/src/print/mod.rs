@@ -6,6 +6,7 @@
 mod async_work;
 mod compute;
 
+pub(crate) use async_work::dense_kind;
 pub(crate) use compute::{atomic, comparison, direction, element_name, reduce, rounding_mode, special};
 
 use std::fmt::Write as _;

@@ -2,9 +2,9 @@
 //! accepts them. A new form is a new entry of a table. The kernels compute nothing; they are there to be assembled.
 
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Direction, Fence, FloatMode,
-    LoadOrder, LogicOp, MatrixA, MatrixElement, Memory, Mma, ParamBase, PredicateOp, ReduceOp, Rounding, Semantics,
-    ShuffleMode, StoreOrder, Tcgen05, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
+    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Control, DenseKind, Direction,
+    Fence, FloatMode, LoadOrder, LogicOp, MatrixA, MatrixElement, Memory, Mma, ParamBase, PredicateOp, ReduceOp,
+    Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TensorA, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
 };
 use ptx::{
     Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Feature, Instr, Kernel, Label, LaunchBounds, Op,
@@ -361,20 +361,19 @@ fn atomics() -> Vec<Op> {
 }
 
 fn warps() -> Vec<Op> {
-    use ReduceOp::{Add, And, Max, Min, Or, Xor};
     let mut ops: Vec<Op> = Vec::new();
     for mask in [imm(0xffff_ffff), Operand::Reg(r(3))] {
         for mode in [ShuffleMode::Index, ShuffleMode::Butterfly, ShuffleMode::Up, ShuffleMode::Down] {
             for valid in [None, Some(p(0))] {
                 for lane in [imm(1), Operand::Reg(r(2))] {
-                    ops.push(Warp::Shuffle { mode, dst: r(0), valid, a: r(1), lane, clamp: 31, mask }.into());
+                    ops.push(Warp::Shuffle { mode, dst: r(0), valid, a: r(1), lane, clamp: imm(31), mask }.into());
                 }
             }
         }
         for mode in [VoteMode::All, VoteMode::Any, VoteMode::Uniform] {
             ops.push(Warp::Vote { mode, dst: p(0), pred: p(1), mask }.into());
         }
-        for op in [Add, Min, Max, And, Or, Xor] {
+        for op in ReduceOp::ALL {
             for ty in TYPES {
                 ops.push(Warp::Reduce { op, ty, dst: r(0), a: r(1), mask }.into());
             }
@@ -523,18 +522,24 @@ fn tcgen05(group: CtaGroup) -> Vec<Op> {
         let (a, b, shape, scale_a, scale_b, accumulate) = (d(0), d(1), r(1), r(2), r(3), p(0));
         ops.push(Tcgen05::Mma { group, d: tensor, a, b, shape, scale_a, scale_b, accumulate, collector }.into());
     }
+    let sources = [TensorA::Shared(d(0)), TensorA::Tensor(r(4))];
     for collector in [Collector::Discard, Collector::Fill, Collector::Use, Collector::LastUse] {
-        let (a, b, shape, accumulate) = (d(0), d(1), r(1), p(0));
-        ops.push(Tcgen05::MmaHalves { group, d: tensor, a, b, shape, accumulate, collector }.into());
+        let (b, shape, accumulate) = (d(1), r(1), p(0));
+        for (kind, a) in DenseKind::ALL.into_iter().flat_map(|kind| sources.map(|a| (kind, a))) {
+            ops.push(Tcgen05::MmaDense { kind, group, d: tensor, a, b, shape, accumulate, collector }.into());
+        }
     }
     for multicast in [None, Some(h(0))] {
         ops.push(Tcgen05::Commit { group, bar: bar(Space::Shared), multicast }.into());
     }
-    for count in [1, 2, 4, 8, 16, 32, 64, 128] {
-        ops.push(Tcgen05::Load { dsts: rs(count), addr: r(200) }.into());
-        ops.push(Tcgen05::WaitLoad.into());
-        ops.push(Tcgen05::Store { addr: r(200), srcs: rs(count) }.into());
-        ops.push(Tcgen05::WaitStore.into());
+    use CellShape::{L16x32bx2, L16x64b, L16x128b, L16x256b, L32x32b};
+    for shape in [L32x32b, L16x64b, L16x128b, L16x256b, L16x32bx2(32)] {
+        for count in [1, 2, 4, 8, 16, 32, 64, 128].into_iter().filter(|count| *count >= shape.least()) {
+            ops.push(Tcgen05::Load { shape, dsts: rs(count), addr: r(200) }.into());
+            ops.push(Tcgen05::WaitLoad.into());
+            ops.push(Tcgen05::Store { shape, addr: r(200), srcs: rs(count) }.into());
+            ops.push(Tcgen05::WaitStore.into());
+        }
     }
     ops.extend([Op::from(Tcgen05::FenceBeforeSync), Op::from(Tcgen05::FenceAfterSync)]);
     ops

@@ -87,7 +87,7 @@ fn tensor_memory_comes_in_powers_of_two() {
 
 #[test]
 fn three_columns_at_once_are_refused() {
-    let op = Tcgen05::Load { dsts: vec![r(0), r(1), r(2)], addr: r(3) };
+    let op = Tcgen05::Load { shape: CellShape::L32x32b, dsts: vec![r(0), r(1), r(2)], addr: r(3) };
     assert!(matches!(broken_blackwell(op), Rule::Count { found: 3, .. }));
 }
 

@@ -12,9 +12,9 @@ mod whole_kernels;
 
 use ptx::descriptor::{MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, Collector, Control, Fence, FloatMode, Guard, LoadOrder,
-    MatrixA, MatrixElement, Memory, Mma, ParamBase, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05,
-    TernaryOp, UnaryOp, Warp, Wgmma, Width,
+    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Control, Fence, FloatMode, Guard,
+    LoadOrder, MatrixA, MatrixElement, Memory, Mma, ParamBase, ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder,
+    Tcgen05, TernaryOp, UnaryOp, Warp, Wgmma, Width,
 };
 use ptx::{
     Address, Bank, Base, Builder, CtaGroup, DataType, Error, Feature, Instr, Kernel, Label, LaunchBounds, Op, Operand,

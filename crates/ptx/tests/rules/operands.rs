@@ -90,14 +90,14 @@ fn a_warp_reduction_of_floats_is_refused() {
 #[test]
 fn a_shuffle_from_lane_32_is_refused() {
     let (mode, mask) = (ShuffleMode::Index, imm(0xffff_ffff));
-    let op = Warp::Shuffle { mode, dst: r(0), valid: None, a: r(0), lane: imm(32), clamp: 31, mask };
+    let op = Warp::Shuffle { mode, dst: r(0), valid: None, a: r(0), lane: imm(32), clamp: imm(31), mask };
     is_value(&broken(op), 32);
 }
 
 #[test]
 fn a_shuffle_clamp_with_stray_bits_is_refused() {
     let (mode, mask) = (ShuffleMode::Index, imm(0xffff_ffff));
-    let op = Warp::Shuffle { mode, dst: r(0), valid: None, a: r(0), lane: imm(0), clamp: 32, mask };
+    let op = Warp::Shuffle { mode, dst: r(0), valid: None, a: r(0), lane: imm(0), clamp: imm(32), mask };
     is_value(&broken(op), 32);
 }
 

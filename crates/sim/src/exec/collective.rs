@@ -1,9 +1,10 @@
 //! What the lanes of a warp do together.
 
-use ptx::instr::{ReduceOp, ShuffleMode, VoteMode, Warp as WarpOp};
+use ptx::instr::{BinaryOp, FloatMode, ReduceOp, ShuffleMode, VoteMode, Warp as WarpOp};
 use ptx::{Address, DataType, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
+use crate::arith;
 use crate::error::FaultKind;
 use crate::lanes::{FULL, Lanes, lanes};
 use crate::memory::SharedMemory;
@@ -91,11 +92,11 @@ impl Exec<'_, '_> {
         valid: Option<RegId>,
         a: RegId,
         lane: Operand,
-        clamp: u32,
+        clamp: Operand,
     ) -> Result<(), FaultKind> {
-        let (a_reg, a, by) = (a, self.warp.get(a), self.warp.value(lane));
-        let (segment, clamp) = (clamp >> 8 & 31, clamp & 31);
+        let (a_reg, a, by, clamps) = (a, self.warp.get(a), self.warp.value(lane), self.warp.value(clamp));
         let source = |lane: usize| -> (usize, bool) {
+            let (segment, clamp) = (clamps[lane] as u32 >> 8 & 31, clamps[lane] as u32 & 31);
             let (lane, by) = (lane as u32, by[lane] as u32 & 31);
             let (low, high) = (lane & segment, lane & segment | clamp & !segment);
             let (from, inside) = match mode {
@@ -228,12 +229,21 @@ impl Exec<'_, '_> {
 
 fn reduce(op: ReduceOp, ty: DataType, x: u32, y: u32) -> u32 {
     let signed = ty == DataType::S32;
+    if ty == DataType::F32 {
+        let op = match op {
+            ReduceOp::Min => BinaryOp::Min,
+            ReduceOp::MinNan => BinaryOp::MinNan,
+            ReduceOp::MaxNan => BinaryOp::MaxNan,
+            _ => BinaryOp::Max,
+        };
+        return arith::binary_words(op, ty, FloatMode::PLAIN, &[x; 32], &[y; 32])[0];
+    }
     match op {
         ReduceOp::Add => x.wrapping_add(y),
         ReduceOp::Min if signed => x.cast_signed().min(y.cast_signed()).cast_unsigned(),
         ReduceOp::Max if signed => x.cast_signed().max(y.cast_signed()).cast_unsigned(),
-        ReduceOp::Min => x.min(y),
-        ReduceOp::Max => x.max(y),
+        ReduceOp::Min | ReduceOp::MinNan => x.min(y),
+        ReduceOp::Max | ReduceOp::MaxNan => x.max(y),
         ReduceOp::And => x & y,
         ReduceOp::Or => x | y,
         ReduceOp::Xor => x ^ y,

@@ -1,6 +1,8 @@
 //! Issuing asynchronous copies. Everything a copy may touch is checked and noted here, with what the issuing thread knows; the
 //! bytes move when the schedule says so.
 
+use std::borrow::Cow;
+
 use ptx::instr::AsyncCopy;
 use ptx::tensor_map::TensorMap;
 use ptx::{Address, CtaGroup, Operand, RegId, Space};
@@ -209,16 +211,24 @@ impl<'k> Exec<'_, 'k> {
         Flow::Next
     }
 
-    fn map(&self, map: RegId, lane: usize) -> Result<&'k TensorMap, FaultKind> {
+    /// A tensor map among the parameters, or one that the kernel has made in global memory. Whether its making is in order
+    /// with its use is not looked at.
+    fn map(&self, map: RegId, lane: usize) -> Result<Cow<'k, TensorMap>, FaultKind> {
         let (address, launch): (u64, &'k Invocation) = (self.warp.get_lane(map, lane), self.core.launch);
-        launch.map_at(address).ok_or(FaultKind::BadOperand {
+        let made = || {
+            let span = self.core.memory.find(address, TensorMap::BYTES as u64)?;
+            let buffer = &self.core.memory.buffers[span.buffer];
+            let whole = address.is_multiple_of(64) && buffer.written.missing(span.offset, TensorMap::BYTES).is_none();
+            TensorMap::made(buffer.data[span.offset..].first_chunk().filter(|_| whole)?)
+        };
+        launch.map_at(address).map(Cow::Borrowed).or_else(|| made().map(Cow::Owned)).ok_or(FaultKind::BadOperand {
             what: "the address of a tensor map",
             found: address,
-            wanted: "that of a tensor map parameter",
+            wanted: "that of a tensor map parameter, or of a whole and legal map in global memory",
         })
     }
 
-    fn tensor(&self, map: RegId, coords: &[Operand], lane: usize) -> Result<(&'k TensorMap, Vec<i64>), FaultKind> {
+    fn tensor(&self, map: RegId, coords: &[Operand], lane: usize) -> Result<(Cow<'k, TensorMap>, Vec<i64>), FaultKind> {
         let map = self.map(map, lane)?;
         if map.dims.len() != coords.len() {
             let (what, found) = ("coordinates of a tensor copy", coords.len() as u64);
@@ -450,7 +460,7 @@ impl<'k> Exec<'_, 'k> {
                 let source = run.global.map_or(CopySource::Zero, CopySource::Global);
                 Part { offset: to.offset + run.inside, bytes: run.bytes, source, permuted: Some(map.swizzle) }
             };
-            let mut parts: Vec<Part> = tma::runs(map, &coords).into_iter().map(part).collect();
+            let mut parts: Vec<Part> = tma::runs(&map, &coords).into_iter().map(part).collect();
             let receivers = self.receivers(to, multicast, lane)?;
             for (left, block) in (0..receivers.len()).rev().zip(receivers) {
                 self.elsewhere(to, block, bytes)?;
@@ -521,7 +531,7 @@ impl<'k> Exec<'_, 'k> {
             let from = self.shared_span(Space::Shared, src[lane], map.box_bytes() as u32)?;
             let base = from.offset + SharedMemory::START;
             let mut parts = Vec::new();
-            for run in tma::runs(map, &coords) {
+            for run in tma::runs(&map, &coords) {
                 let Some(mut global) = run.global else { continue };
                 for (address, length) in tma::permuted(map.swizzle, base + run.inside, run.bytes) {
                     parts.push((address - SharedMemory::START, length, global));

@@ -197,7 +197,9 @@ impl Exec<'_, '_> {
         let (replaces, program) = (self.replaces(op), self.core.program.clone());
         for &(reg, access) in program.registers(self.pc) {
             if !sound && access != Access::Write {
-                if !(replaces && access == Access::Update) {
+                // In practice half of a pair may be anything: Triton packs one number for two, and takes that one out again.
+                let packs = matches!(op, Op::Arith(Arith::Pack { .. })) && self.core.rules == Rules::Practice;
+                if !(replaces && access == Access::Update || packs) {
                     self.check_defined(reg, self.mask)?;
                 }
                 everywhere &= self.warp.undefined(reg, FULL) == 0;
@@ -325,6 +327,12 @@ impl Exec<'_, '_> {
         self.add_record(slot, count, Proxy::Generic, false, strong, self.mask)
     }
 
+    /// A record of what the tensor cores write for this instruction, done when it is.
+    pub(crate) fn written_by_tensor_cores(&mut self) -> RecordId {
+        let (slot, count) = (self.warp.slot, self.warp.tick);
+        self.add_record(slot, count, Proxy::Async, false, None, self.mask)
+    }
+
     /// A record of an asynchronous access, done when `slot` reaches `count`.
     pub(crate) fn detached(&mut self, proxy: Proxy, lanes: u32, slot: u32, count: u32) -> RecordId {
         self.add_record(slot, count, proxy, true, None, lanes)
@@ -397,9 +405,10 @@ impl Exec<'_, '_> {
         }
         let access = self.core.log.get(record);
         let replaces = write && access.detached;
+        // What is done when its instruction is needs no fence behind what threads did.
+        let proxy = if access.detached { access.proxy } else { Proxy::Generic };
         let mut observer =
-            observer(self.warp, self.cluster.index, lane, record, access.proxy, (false, self.core.rules))
-                .replacing(replaces);
+            observer(self.warp, self.cluster.index, lane, record, proxy, (false, self.core.rules)).replacing(replaces);
         let Err(first) = block.shared.shadow.note(&self.core.log, &mut observer, start, length, write) else {
             return Ok(());
         };

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use ptx::descriptor::{BlockScaledShape, HalvesShape, Tcgen05Descriptor, WgmmaDescriptor};
-use ptx::instr::{Collector, MatrixElement, Tcgen05};
+use ptx::descriptor::{BlockScaledShape, DenseShape, Tcgen05Descriptor, WgmmaDescriptor};
+use ptx::instr::{CellShape, Collector, Tcgen05, TensorA};
 use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
@@ -15,12 +15,12 @@ use crate::blocks::Collective;
 use crate::clock::{Knowledge, PREDECESSOR};
 use crate::error::FaultKind;
 use crate::flight::{Job, Pieces, TensorOp, TensorPipe, Work};
-use crate::lanes::{FULL, lanes};
+use crate::lanes::{self, FULL, lanes};
 use crate::limits::Rules;
 use crate::memory::SharedMemory;
 use crate::race::{ISSUED, Issued, Observer, Piece, Proxy, RecordId};
 use crate::tensor_core;
-use crate::tensor_memory::{Allocation, BlockScaled, Collected, Halves, LANES, TensorMemory};
+use crate::tensor_memory::{Allocation, BlockScaled, Collected, Dense, LANES, TensorMemory};
 use crate::warp::{Wait, Warp};
 
 /// The two ways a warp reaches tensor memory, each with its own wait.
@@ -66,10 +66,10 @@ impl Exec<'_, '_> {
                 self.each_lane(|exec, lane| exec.copy_scales(*dst, *src, *group, lane))
             }
             Tcgen05::Mma { .. } => self.each_lane(|exec, lane| exec.block_scaled(op, lane)),
-            Tcgen05::MmaHalves { .. } => self.each_lane(|exec, lane| exec.halves(op, lane)),
+            Tcgen05::MmaDense { .. } => self.each_lane(|exec, lane| exec.dense(op, lane)),
             Tcgen05::Commit { bar, multicast, .. } => self.each_lane(|exec, lane| exec.commit(*bar, *multicast, lane)),
-            Tcgen05::Load { dsts, addr } => self.tensor_columns(*addr, dsts, LOADS),
-            Tcgen05::Store { addr, srcs } => self.tensor_columns(*addr, srcs, STORES),
+            Tcgen05::Load { shape, dsts, addr } => self.tensor_columns((*shape, *addr), dsts, LOADS),
+            Tcgen05::Store { shape, addr, srcs } => self.tensor_columns((*shape, *addr), srcs, STORES),
             Tcgen05::WaitLoad => self.tensor_wait(LOADS),
             Tcgen05::WaitStore => self.tensor_wait(STORES),
             Tcgen05::FenceBeforeSync => {
@@ -172,7 +172,11 @@ impl Exec<'_, '_> {
         self.cluster.blocks[self.rank].tenancy.take(start, columns, pair);
         let allocation = Allocation { column: start, columns, warp: self.warp.index };
         self.tensor_memory().allocate(allocation);
-        let record = self.record(None);
+        // The ISA does not say which way the address is written. Triton lets copies overwrite it without a fence.
+        let record = match self.core.rules {
+            Rules::Letter => self.record(None),
+            Rules::Practice => self.written_by_tensor_cores(),
+        };
         self.touch_shared(span, 4, true, Some(0), record)?;
         let shared = &mut self.cluster.blocks[self.rank].shared;
         let at = span.offset as usize;
@@ -323,20 +327,12 @@ impl Exec<'_, '_> {
         let mut conflicts = Vec::new();
         for column in column..column + columns {
             let (start, bytes) = (TensorMemory::byte(first, column), 4 * lanes as usize);
-            let place = |lane: u32| TensorMemory::place(block, lane, column);
             if let Err(first) = memory.shadow.note(&self.core.log, &mut observer, start, bytes, write) {
                 conflicts.push(first);
                 if self.core.findings.is_none() {
                     break;
                 }
                 conflicts.extend(memory.shadow.note_anyway(&self.core.log, &mut observer, start, bytes, write));
-            }
-            // What a pipeline reads may have to be written by it first: that is judged when it comes to it.
-            if !write
-                && pipe.is_none()
-                && let Some(byte) = memory.written.missing(start, bytes)
-            {
-                return Err(FaultKind::Uninitialised { place: place((byte / 4) as u32 % LANES), byte: 0 });
             }
         }
         self.conflicts(conflicts, record, write, |_, byte| {
@@ -345,36 +341,66 @@ impl Exec<'_, '_> {
         })
     }
 
-    /// A warp's load or store of its 32 lanes.
-    fn tensor_columns(&mut self, addr: RegId, regs: &[RegId], way: usize) -> Result<Flow, FaultKind> {
+    /// A warp's load or store of cells of its 32 lanes.
+    fn tensor_columns(
+        &mut self,
+        (shape, addr): (CellShape, RegId),
+        regs: &[RegId],
+        way: usize,
+    ) -> Result<Flow, FaultKind> {
         if let Some(wait) = self.gather(FULL)? {
             return Ok(wait);
         }
         let address = self.uniform("the address of tensor memory", Operand::Reg(addr))? as u32;
-        let (lane, column, columns) = (address >> 16, address & 0xffff, regs.len() as u32);
+        let (lane, column, count) = (address >> 16, address & 0xffff, regs.len() as u32);
         let own = 32 * (self.warp.index as u32 % 4);
-        if lane != own {
+        // In practice lane 0 is each warp's first: so DeepGEMM's warps load their sums.
+        let lane = if lane == 0 && self.core.rules == Rules::Practice { own } else { lane };
+        if lane != own && (shape.lanes() == 32 || lane != own + 16) {
             let (what, found) = ("the lane of a warp's access to tensor memory", lane.into());
-            return Err(FaultKind::BadOperand { what, found, wanted: "32 times the warp's place in its warpgroup" });
+            let wanted = "32 times the warp's place in its warpgroup, or 16 more where it reaches 16 lanes";
+            return Err(FaultKind::BadOperand { what, found, wanted });
         }
-        let (slot, count) = self.number(way);
-        let record = self.detached(Proxy::Generic, FULL, slot, count);
-        self.touch_tensor(
-            Cells { block: self.rank, lane, lanes: 32, column, columns },
-            way == STORES,
-            None,
-            record,
-            None,
-        )?;
-        for (column, reg) in (column..).zip(regs) {
+        let (slot, number) = self.number(way);
+        let record = self.detached(Proxy::Generic, FULL, slot, number);
+        for columns in shape.columns(count) {
+            let (column, columns) = (column + columns.start, columns.len() as u32);
+            let cells = Cells { block: self.rank, lane, lanes: shape.lanes(), column, columns };
+            self.touch_tensor(cells, way == STORES, None, record, None)?;
+        }
+        for (number, reg) in (0..).zip(regs) {
+            let cell = |thread: usize| {
+                let (lanes_on, columns_on) = shape.cell(thread as u32, number);
+                (lane + lanes_on, column + columns_on)
+            };
             if way == STORES {
                 let values = self.warp.words(*reg);
-                (0..32).for_each(|i| self.tensor_memory().put(lane + i, column, values[i as usize]));
+                for (thread, value) in values.into_iter().enumerate() {
+                    let (lane, column) = cell(thread);
+                    self.tensor_memory().put(lane, column, value);
+                }
             } else {
                 let memory = self.tensor_memory();
-                let values = std::array::from_fn(|i| memory.get(lane + i as u32, column));
+                let values = std::array::from_fn(|thread| {
+                    let (lane, column) = cell(thread);
+                    memory.get(lane, column)
+                });
+                let missing = lanes::mask_of(|thread| {
+                    let (lane, column) = cell(thread);
+                    !memory.is_written(lane, column)
+                });
                 self.warp.set_words(*reg, self.mask, &values);
-                self.warp.loading.push((*reg, self.pc));
+                if missing != 0 {
+                    let (lane, column) = cell(missing.trailing_zeros() as usize);
+                    let place = TensorMemory::place(self.cluster.blocks[self.rank].id, lane, column);
+                    self.note_origin(|_| Some(FaultKind::Uninitialised { place: place.clone(), byte: 0 }));
+                    self.warp.taint(*reg, missing, self.pc);
+                }
+                // In practice assemblers make whoever reads a register wait for it. Triton converts what it loads before
+                // it waits.
+                if self.core.rules == Rules::Letter {
+                    self.warp.loading.push((*reg, self.pc));
+                }
             }
         }
         Ok(Flow::Next)
@@ -384,10 +410,13 @@ impl Exec<'_, '_> {
         if let Some(wait) = self.gather(FULL)? {
             return Ok(wait);
         }
-        let (slot, issued) = self.warp.tensor[way];
+        let ((slot, issued), rules) = (self.warp.tensor[way], self.core.rules);
         self.warp.learn(FULL, |known| {
             known.tensor.raise(slot, issued);
             known.executed.raise(slot + Warp::AWAITED, issued);
+            if rules == Rules::Practice {
+                known.executed.raise(slot, issued);
+            }
         });
         if way == LOADS {
             self.warp.loading.clear();
@@ -549,47 +578,71 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    fn halves(&mut self, op: &Tcgen05, lane: usize) -> Result<(), FaultKind> {
-        let Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, collector } = op else { return Ok(()) };
+    fn dense(&mut self, op: &Tcgen05, lane: usize) -> Result<(), FaultKind> {
+        let Tcgen05::MmaDense { kind, group, d, a, b, shape, accumulate, collector } = op else { return Ok(()) };
         let workers = self.workers(*group)?;
         let blocks = workers.len() as u32;
         let bits = self.warp.get_lane(*shape, lane) as u32;
-        let Some(shape) = HalvesShape::decode(bits).ok().filter(|shape| shape.m == LANES * blocks) else {
+        let decoded = DenseShape::decode(*kind, bits).ok();
+        if decoded.is_some_and(|shape| blocks == 2 && shape.m == LANES) {
+            // 64 rows in each block of a pair.
+            return Err(self.unsupported());
+        }
+        let Some(shape) = decoded.filter(|shape| [LANES * blocks, LANES / 2].contains(&shape.m)) else {
             let (what, found) = ("the instruction descriptor of a multiplication", bits.into());
-            let wanted = "16-bit elements, 128 rows (of a pair 256) and multiples of 16 columns";
+            let wanted =
+                "types of the instruction's kind, f32 sums, 64 or 128 rows (of a pair 256) and multiples of 16 columns";
             return Err(FaultKind::BadOperand { what, found, wanted });
         };
-        let mma = Halves {
-            d: self.first_column("the accumulator", *d, lane)?,
-            n: shape.n,
-            a: self.tensor_descriptor(*a, lane)?,
-            b: self.tensor_descriptor(*b, lane)?,
-            accumulate: self.warp.get_lane(*accumulate, lane) == 1,
-            element: if shape.bf16 { MatrixElement::Bf16 } else { MatrixElement::F16 },
+        let address = self.warp.get_lane(*d, lane) as u32;
+        let (first_lane, rows) = (address >> 16, shape.m / blocks);
+        if first_lane != 0 && (rows == LANES || first_lane != 16) {
+            let (what, found) = ("the accumulator", address.into());
+            return Err(FaultKind::BadOperand {
+                what,
+                found,
+                wanted: "a column of lane 0, of 64 rows also of lane 16",
+            });
+        }
+        let tensor_a = match a {
+            TensorA::Tensor(a) => Some(self.warp.get_lane(*a, lane) as u32 & 0xffff),
+            TensorA::Shared(_) => None,
         };
+        let DenseShape { n, elements, negate, transpose, .. } = shape;
+        let accumulate = self.warp.get_lane(*accumulate, lane) == 1;
+        let mma = Dense { d: address & 0xffff, first_lane, rows, n, tensor_a, accumulate, elements, negate, transpose };
+        let depth = elements[0].depth();
+        let desc = self.tensor_descriptor(*b, lane)?;
+        let mut pieces = Pieces { a: Vec::new(), b: tensor_core::pieces_of(&desc, (depth, n / blocks), transpose[1]) };
         let (slot, record) = self.pipe(lane);
-        let pieces = Pieces::of(&mma.a, &mma.b, mma.n / blocks);
+        let mut desc_a = None;
+        if let TensorA::Shared(a) = a {
+            let desc = self.tensor_descriptor(*a, lane)?;
+            pieces.a = tensor_core::pieces_of(&desc, (depth, rows), transpose[0]);
+            desc_a = Some(desc);
+        }
         for block in workers.clone() {
             self.read_operand(block, &pieces.a, lane, record)?;
             self.read_operand(block, &pieces.b, lane, record)?;
-            self.touch_sums(block, (mma.d, mma.n), mma.accumulate, lane, record)?;
+            for (first, lanes) in mma.lanes() {
+                let piece = Some(Piece::Multiply(mma.d, mma.n));
+                let of = |column: u32, columns: u32| Cells { block, lane: first, lanes, column, columns };
+                if let Some(column) = tensor_a {
+                    self.touch_tensor(of(column, Dense::COLUMNS_OF_A), false, Some(lane), record, piece)?;
+                }
+                self.touch_sums(of(mma.d, mma.n), accumulate, lane, record)?;
+            }
         }
-        self.collect(slot, mma.a, &pieces, *collector, workers.clone())?;
-        self.enqueue_tensor(lane, TensorOp::MultiplyHalves(workers, mma, pieces));
+        if let Some(desc) = desc_a {
+            self.collect(slot, desc, &pieces, *collector, workers.clone())?;
+        }
+        self.enqueue_tensor(lane, TensorOp::MultiplyDense(workers, mma, pieces));
         Ok(())
     }
 
-    /// The accumulators of a multiplication in one block.
-    fn touch_sums(
-        &mut self,
-        block: usize,
-        (column, columns): (u32, u32),
-        accumulate: bool,
-        lane: usize,
-        record: RecordId,
-    ) -> Result<(), FaultKind> {
-        let piece = Some(Piece::Multiply(column, columns));
-        let cells = Cells { block, lane: 0, lanes: LANES, column, columns };
+    /// The accumulators of a multiplication in one block, or some of them.
+    fn touch_sums(&mut self, cells: Cells, accumulate: bool, lane: usize, record: RecordId) -> Result<(), FaultKind> {
+        let piece = Some(Piece::Multiply(cells.column, cells.columns));
         if accumulate {
             self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
@@ -613,7 +666,8 @@ impl Exec<'_, '_> {
             let cells = Cells { block, lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
             self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
-        self.touch_sums(block, (mma.d, mma.n), mma.accumulate, lane, record)
+        let cells = Cells { block, lane: 0, lanes: LANES, column: mma.d, columns: mma.n };
+        self.touch_sums(cells, mma.accumulate, lane, record)
     }
 
     /// Takes A from the collector, or leaves it there, as the instruction says. Hardware may read the matrix again all the same,

@@ -8,7 +8,7 @@ use crate::{Bench, Kept, rule};
 /// A shuffle among the lanes of a mask.
 fn exchange(k: &mut Builder, a: Reg<U32>, by: u32, mask: Operand) -> Reg<U32> {
     let (dst, mode, lane) = (k.register::<U32>(), ShuffleMode::Butterfly, Operand::Imm(by.into()));
-    k.emit(Warp::Shuffle { mode, dst: dst.id(), valid: None, a: a.id(), lane, clamp: 31, mask });
+    k.emit(Warp::Shuffle { mode, dst: dst.id(), valid: None, a: a.id(), lane, clamp: Operand::Imm(31), mask });
     dst
 }
 

@@ -90,7 +90,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
         mistakes: &["tensor memory fence dropped"],
         phases: &["multiply"],
         is: |site| {
-            let halves = site.kernel_has(|op| matches!(op, Op::Tcgen05(Tcgen05::MmaHalves { .. })));
+            let halves = site.kernel_has(|op| matches!(op, Op::Tcgen05(Tcgen05::MmaDense { .. })));
             halves || site.fences_to_multiplication() > 1
         },
         counts: &[("sm_100a", &[0, 1, 0, 1, 0, 0, 1, 2, 1, 3, 1, 1, 1, 1])],

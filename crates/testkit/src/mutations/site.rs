@@ -122,7 +122,7 @@ impl<'k> Site<'k> {
     /// Fences of Blackwell's from here on, before the next multiplication of the phase.
     pub fn fences_to_multiplication(&self) -> usize {
         let (phase, rest) = (self.kernel.body[self.at].phase, &self.kernel.body[self.at..]);
-        let multiplies = |op: &Op| matches!(op, Op::Tcgen05(Tcgen05::Mma { .. } | Tcgen05::MmaHalves { .. }));
+        let multiplies = |op: &Op| matches!(op, Op::Tcgen05(Tcgen05::Mma { .. } | Tcgen05::MmaDense { .. }));
         let until = rest.iter().take_while(|instr| instr.phase == phase && !multiplies(&instr.op));
         until.filter(|instr| instr.op == Op::Tcgen05(Tcgen05::FenceAfterSync)).count()
     }

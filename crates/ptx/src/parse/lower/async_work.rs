@@ -4,12 +4,19 @@ use super::compute::element;
 use super::words::Words;
 use super::{Lower, Refusal};
 use crate::instr::{
-    Accumulate, AsyncCopy, Barrier, Collector, CtaGroup, Fence, MatrixA, Op, Semantics, Tcgen05, Warp, Wgmma,
+    Access, Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, CellShape, Collector, CtaGroup, DenseKind, Fence,
+    FloatMode, LoadOrder, MatrixA, Memory, Op, Semantics, SpecialRegister, StoreOrder, Tcgen05, TensorA, TernaryOp,
+    UnaryOp, Warp, Wgmma, Width,
 };
 use crate::parse::syntax::Operand;
-use crate::types::{self, Bank, DataType, RegId, Scope, Space};
+use crate::print;
+use crate::tensor_map::{MapField, TensorMap};
+use crate::types::{self, Address, Bank, Base, DataType, RegId, Scope, Space};
 
 const GROUPS: [(&str, CtaGroup); 2] = [("cta_group::1", CtaGroup::One), ("cta_group::2", CtaGroup::Two)];
+
+/// Instructions before a multiplication among which its mask of lanes is looked for.
+const NEAR: usize = 256;
 
 /// The order and scope of an arrive or wait; the default is ordered, within the block.
 fn ordering(words: &mut Words<'_>, ordered: &str) -> (Semantics, Scope) {
@@ -131,7 +138,8 @@ impl<'t> Lower<'_, 't> {
                 let (bar, bytes) = (self.address(bar, false)?, self.word(bytes)?);
                 Ok(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes })
             }
-            [bar, bytes] if expects && sem == Semantics::Relaxed => {
+            // It is relaxed whether or not that is said.
+            [bar, bytes] if expects => {
                 Ok(Barrier::ExpectTx { space, bar: self.address(bar, false)?, bytes: self.word(bytes)? })
             }
             [bar, count @ ..] if arrives && count.len() < 2 => {
@@ -149,6 +157,16 @@ impl<'t> Lower<'_, 't> {
         words: &mut Words<'t>,
         operands: &[Operand<'t>],
     ) -> Result<(), Refusal> {
+        // A tensor map that another thread has made is acquired by its address.
+        if words.take("tensormap::generic") {
+            let acquires = words.take("acquire");
+            all(words, &["proxy"])?;
+            if !acquires {
+                all(words, &["release"])?;
+            }
+            self.emit(Fence::AcqRel(words.scope().ok_or(Refusal::Unknown)?));
+            return Ok(());
+        }
         let [] = self.exactly(operands)?;
         if opcode == "membar" {
             let scopes = [("cta", Scope::Block), ("gl", Scope::Gpu), ("sys", Scope::System)];
@@ -232,6 +250,94 @@ impl<'t> Lower<'_, 't> {
             }
         };
         self.emit(op);
+        Ok(())
+    }
+
+    /// Tensor maps that a kernel makes. A part is written by a store to its place, and the whole is published by a warp,
+    /// whose lanes copy four bytes each, with a fence.
+    pub(super) fn made_map(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        if words.take("cp_fenceproxy") {
+            all(words, &["global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"])?;
+            let scope = words.scope().ok_or(Refusal::Unknown)?;
+            let [to, from, bytes] = self.exactly(operands)?;
+            if self.small(bytes)? as usize != TensorMap::BYTES {
+                return Err(Refusal::Unknown);
+            }
+            let (to, from) = (self.address(to, true)?, self.address(from, false)?);
+            return self.publish(to, from, scope);
+        }
+        all(words, &["replace", "tile", "b1024"])?;
+        let fields = [
+            ("global_address", MapField::Address),
+            ("rank", MapField::Rank),
+            ("box_dim", MapField::Box(0)),
+            ("global_dim", MapField::Dim(0)),
+            ("global_stride", MapField::Stride(0)),
+            ("element_stride", MapField::ElementStride(0)),
+            ("elemtype", MapField::Element),
+            ("swizzle_mode", MapField::Swizzle),
+            ("interleave_layout", MapField::Other),
+            ("fill_mode", MapField::Other),
+        ];
+        let field = words.pick(&fields).ok_or(Refusal::Unknown)?;
+        let dimension = |operand: Option<&Operand<'t>>| match operand {
+            Some(operand) => self.small(operand).ok().filter(|dim| *dim < 5).ok_or(Refusal::Unknown),
+            None => Err(Refusal::Unknown),
+        };
+        let (field, rest) = match field {
+            MapField::Box(_) => (MapField::Box(dimension(operands.get(1))?), 2),
+            MapField::Dim(_) => (MapField::Dim(dimension(operands.get(1))?), 2),
+            MapField::Stride(_) => (MapField::Stride(dimension(operands.get(1))?.min(3)), 2),
+            MapField::ElementStride(_) => (MapField::ElementStride(dimension(operands.get(1))?), 2),
+            field => (field, 1),
+        };
+        let wide = words.take("b64");
+        if !wide {
+            all(words, &["b32"])?;
+        }
+        let ([map, ..], [value]) = (operands, operands.get(rest..).unwrap_or_default()) else {
+            return Err(Refusal::Unknown);
+        };
+        let space = words.space().ok_or(Refusal::Unknown)?;
+        let mut addr = self.address(map, space == Space::Global)?;
+        addr.offset = addr.offset.checked_add(field.offset() as i32).ok_or(Refusal::Unknown)?;
+        let (ty, width) = if wide { (DataType::U64, Width::B64) } else { (DataType::U32, Width::B32) };
+        let (op, mode, dst) = (UnaryOp::Move, FloatMode::PLAIN, self.fresh(ty.bank())?);
+        let a = self.value(value, ty)?;
+        self.emit(Arith::Unary { op, ty, mode, dst, a });
+        self.emit(Memory::Store { space, order: StoreOrder::Weak, width, srcs: vec![dst], addr });
+        Ok(())
+    }
+
+    /// Copies a tensor map from shared to global memory, four bytes per lane, and fences it.
+    fn publish(&mut self, to: Address, from: Address, scope: Scope) -> Result<(), Refusal> {
+        let (mode, word) = (FloatMode::PLAIN, DataType::U32);
+        let (lane, near, far) = (self.fresh(Bank::B32)?, self.fresh(Bank::B32)?, self.fresh(Bank::B64)?);
+        let lane_at = types::Operand::Reg(lane);
+        let base = |address: Address| match address.base {
+            Base::Reg(reg) => Ok(types::Operand::Reg(reg)),
+            Base::SharedStart => Err(Refusal::Unknown),
+        };
+        let (near_base, far_base) = (base(from)?, base(to)?);
+        self.emit(Arith::Special { dst: lane, which: SpecialRegister::LaneId });
+        let four = types::Operand::Imm(4);
+        self.emit(Arith::Ternary {
+            op: TernaryOp::MulAdd,
+            ty: word,
+            mode,
+            dst: near,
+            a: lane_at,
+            b: four,
+            c: near_base,
+        });
+        self.emit(Arith::MulWide { ty: word, dst: far, a: lane_at, b: four, c: Some(far_base) });
+        let (value, width) = (self.fresh(Bank::B32)?, Width::B32);
+        let (from, to) = (Address { base: Base::Reg(near), ..from }, Address { base: Base::Reg(far), ..to });
+        let dsts = vec![value];
+        self.emit(Memory::Load { space: Space::Shared, order: LoadOrder::Weak, width, dsts, addr: from });
+        let srcs = vec![value];
+        self.emit(Memory::Store { space: Space::Global, order: StoreOrder::Weak, width, srcs, addr: to });
+        self.emit(Fence::AcqRel(scope));
         Ok(())
     }
 
@@ -449,7 +555,7 @@ impl<'t> Lower<'_, 't> {
         } else if words.take("cp") {
             all(words, &["32x128b", "warpx4"])?;
             let [dst, src] = self.exactly(operands)?;
-            let dst = self.register_in_brackets(dst, Bank::B32)?;
+            let dst = self.tensor_address(dst)?;
             Tcgen05::CopyScales { group: of_group?, dst, src: self.register(src, Bank::B64)? }
         } else if words.take("mma") {
             self.tensor_multiplication(of_group?, words, operands)?
@@ -481,15 +587,62 @@ impl<'t> Lower<'_, 't> {
     /// Columns of tensor memory to registers, or back.
     fn columns(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Tcgen05, Refusal> {
         let stores = words.take("st");
-        all(words, &["sync", "aligned", "32x32b", "b32"])?;
-        let count = words.find(|word| word.strip_prefix('x')?.parse::<usize>().ok()).ok_or(Refusal::Unknown)?;
-        let [first, second] = self.exactly(operands)?;
+        all(words, &["sync", "aligned", "b32"])?;
+        let shapes = [
+            ("32x32b", CellShape::L32x32b),
+            ("16x64b", CellShape::L16x64b),
+            ("16x128b", CellShape::L16x128b),
+            ("16x256b", CellShape::L16x256b),
+            ("16x32bx2", CellShape::L16x32bx2(0)),
+        ];
+        let shape = words.pick(&shapes).ok_or(Refusal::Unknown)?;
+        let times = words.find(|word| word.strip_prefix('x')?.parse::<usize>().ok()).ok_or(Refusal::Unknown)?;
+        let (first, second, split) = match (operands, shape, stores) {
+            ([first, split, second], CellShape::L16x32bx2(_), true)
+            | ([first, second, split], CellShape::L16x32bx2(_), false) => (first, second, Some(split)),
+            ([first, second], _, _) if shape != CellShape::L16x32bx2(0) => (first, second, None),
+            _ => return Err(Refusal::Unknown),
+        };
+        let shape = split.map_or(Ok(shape), |split| self.small(split).map(CellShape::L16x32bx2))?;
         let (addr, regs) = if stores { (first, second) } else { (second, first) };
-        let (addr, regs) = (self.register_in_brackets(addr, Bank::B32)?, self.registers(regs, Bank::B32)?);
+        let (addr, regs) = (self.tensor_address(addr)?, self.registers(regs, Bank::B32)?);
+        let count = times.saturating_mul(shape.least());
         if regs.len() != count {
             return Err(Refusal::Other(format!("{count} registers, not {}", regs.len())));
         }
-        Ok(if stores { Tcgen05::Store { addr, srcs: regs } } else { Tcgen05::Load { dsts: regs, addr } })
+        let (srcs, dsts) = (regs.clone(), regs);
+        Ok(if stores { Tcgen05::Store { shape, addr, srcs } } else { Tcgen05::Load { shape, dsts, addr } })
+    }
+
+    /// Whether registers in braces were made zero a little before, as compilers do that write each register once.
+    fn is_zero(&mut self, operand: &Operand<'t>) -> Result<bool, Refusal> {
+        let regs = self.registers(operand, Bank::B32)?;
+        let zero = |op: &Op| matches!(op, Op::Arith(Arith::Unary { op: UnaryOp::Move, a: types::Operand::Imm(0), .. }));
+        let near = || self.kernel.body.iter().rev().take(NEAR);
+        Ok(regs.iter().all(|reg| {
+            let last = near().find(|instr| {
+                let mut writes = false;
+                instr.registers(&mut |other, access| writes |= other == *reg && access != Access::Read);
+                writes
+            });
+            last.is_some_and(|instr| zero(&instr.op))
+        }))
+    }
+
+    /// An address of tensor memory in brackets; what is added to it is added before.
+    fn tensor_address(&mut self, operand: &Operand<'t>) -> Result<RegId, Refusal> {
+        let [Operand::Name { name, part: None, plus }] = self.bracketed(operand)? else { return Err(Refusal::Unknown) };
+        let (name, plus) = (*name, *plus);
+        let base = self.register(&Operand::Name { name, part: None, plus: 0 }, Bank::B32)?;
+        if plus == 0 {
+            return Ok(base);
+        }
+        let (dst, offset) = (self.fresh(Bank::B32)?, types::Operand::Imm((plus as u32).into()));
+        let (op, ty, mode) = (BinaryOp::Add, DataType::U32, FloatMode::PLAIN);
+        let guard = self.guard.take();
+        self.emit(Arith::Binary { op, ty, mode, dst, a: types::Operand::Reg(base), b: offset });
+        self.guard = guard;
+        Ok(dst)
     }
 
     fn tensor_multiplication(
@@ -506,15 +659,23 @@ impl<'t> Lower<'_, 't> {
         ];
         // Without a word, A is not kept.
         let collector = words.pick(&collectors).unwrap_or(Collector::Discard);
-        if words.take("kind::f16") {
-            let [d, a, b, shape, accumulate] = operands else { return Err(Refusal::Unknown) };
-            let (d, shape) = (self.register_in_brackets(d, Bank::B32)?, self.register(shape, Bank::B32)?);
-            if matches!(a, Operand::Address(..)) {
-                return Err(Refusal::Unknown);
-            }
-            let (a, b) = (self.register(a, Bank::B64)?, self.register(b, Bank::B64)?);
-            let accumulate = self.register(accumulate, Bank::Pred)?;
-            return Ok(Tcgen05::MmaHalves { group, d, a, b, shape, accumulate, collector });
+        let kind = words.find(|word| DenseKind::ALL.into_iter().find(|kind| print::dense_kind(*kind) == word));
+        if let Some(kind) = kind {
+            let (d, a, b, shape, accumulate) = match operands {
+                [d, a, b, shape, accumulate] => (d, a, b, shape, accumulate),
+                // A mask of lanes that are left out, which none are.
+                [d, a, b, shape, lanes @ Operand::Vector(..), accumulate] if self.is_zero(lanes)? => {
+                    (d, a, b, shape, accumulate)
+                }
+                _ => return Err(Refusal::Unknown),
+            };
+            let (d, shape) = (self.tensor_address(d)?, self.register(shape, Bank::B32)?);
+            let a = match a {
+                Operand::Address(..) => TensorA::Tensor(self.tensor_address(a)?),
+                desc => TensorA::Shared(self.register(desc, Bank::B64)?),
+            };
+            let (b, accumulate) = (self.register(b, Bank::B64)?, self.register(accumulate, Bank::Pred)?);
+            return Ok(Tcgen05::MmaDense { kind, group, d, a, b, shape, accumulate, collector });
         }
         all(words, &["kind::mxf4nvf4", "block_scale"])?;
         // One meaning, two spellings.
@@ -525,10 +686,9 @@ impl<'t> Lower<'_, 't> {
         if matches!(a, Operand::Address(..)) {
             return Err(Refusal::Unknown);
         }
-        let (d, shape) = (self.register_in_brackets(d, Bank::B32)?, self.register(shape, Bank::B32)?);
+        let (d, shape) = (self.tensor_address(d)?, self.register(shape, Bank::B32)?);
         let (a, b) = (self.register(a, Bank::B64)?, self.register(b, Bank::B64)?);
-        let scale_a = self.register_in_brackets(scale_a, Bank::B32)?;
-        let scale_b = self.register_in_brackets(scale_b, Bank::B32)?;
+        let (scale_a, scale_b) = (self.tensor_address(scale_a)?, self.tensor_address(scale_b)?);
         let accumulate = self.register(accumulate, Bank::Pred)?;
         Ok(Tcgen05::Mma { group, d, a, b, shape, scale_a, scale_b, accumulate, collector })
     }

@@ -1,18 +1,18 @@
 //! What threads and warps do themselves: the reverse of `print/compute.rs`.
 
 use super::words::Words;
-use super::{Lower, Refusal, Symbol};
+use super::{DEEPEST_CALL, Lower, MOST_CALLS, MOST_INSTRUCTIONS, Refusal, Scope, Symbol};
 use crate::instr::{
     Arith, AtomicOp, BinaryOp, Comparison, Control, Direction, FloatMode, Guard, Label, LoadOrder, LogicOp,
     MatrixElement, Memory, Mma, Op, ParamBase, PredicateOp, ReduceOp, RegisterChange, Rounding, ShuffleMode,
     SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode, Warp, Width,
 };
-use crate::parse::syntax::Operand;
+use crate::parse::syntax::{Function, Operand, Statement};
 use crate::print;
-use crate::types::{Bank, DataType, RegId, Space};
+use crate::types::{Address, Bank, Base, DataType, RegId, Space};
 
 /// Special registers that PTX has and values cannot say.
-const OTHER_SPECIALS: [&str; 14] = [
+const OTHER_SPECIALS: [&str; 11] = [
     "gridid",
     "is_explicit_cluster",
     "clock_hi",
@@ -22,12 +22,12 @@ const OTHER_SPECIALS: [&str; 14] = [
     "ntid",
     "ctaid",
     "nctaid",
-    "reserved_smem_offset_begin",
-    "reserved_smem_offset_end",
-    "reserved_smem_offset_cap",
     "aggr_smem_size",
     "current_graph_exec",
 ];
+
+/// The beginnings of the names of others.
+const NUMBERED: [&str; 3] = ["envreg", "pm", "reserved_smem_offset_"];
 
 /// Functions of one value: the word, the same with `.approx`, and rounded.
 const UNARY: [(&str, Option<UnaryOp>, Option<UnaryOp>); 14] = [
@@ -122,6 +122,9 @@ impl<'t> Lower<'_, 't> {
                 let (dst, pred) = (self.register(dst, ty.bank())?, self.register(pred, Bank::Pred)?);
                 Arith::Select { ty, dst, a: self.value(a, ty)?, b: self.value(b, ty)?, pred }
             }
+            "cvt" if words.has("tf32") && words.take("rna") && words.take("tf32") => {
+                return self.to_tf32(words, operands);
+            }
             "cvt" => self.convert(words, operands)?,
             "cvta" => return self.address_cast(words, operands),
             "mapa" => {
@@ -151,11 +154,127 @@ impl<'t> Lower<'_, 't> {
                 let c = c.map(|c| self.value(c, ty.twice())).transpose()?;
                 Arith::MulWide { ty, dst, a, b, c }
             }
+            // How long a thread sleeps changes nothing.
+            "nanosleep" => {
+                words.take("u32");
+                return self.exactly::<1>(operands).map(drop);
+            }
+            "copysign" => return self.copy_sign(words, operands),
+            "bfi" | "bmsk" => return self.bit_field(opcode, words, operands),
+            "bfind" => return self.highest_bit(words, operands),
             _ if UNARY.iter().any(|(name, ..)| *name == opcode) => self.unary(opcode, words, operands)?,
             "mad" | "fma" | "lop3" | "prmt" | "shf" | "bfe" => self.ternary(opcode, words, operands)?,
             _ => self.binary(opcode, words, operands)?,
         };
         self.emit(op);
+        Ok(())
+    }
+
+    /// A value of two others, in a register of its own.
+    fn computed(
+        &mut self,
+        (op, ty): (BinaryOp, DataType),
+        a: crate::types::Operand,
+        b: crate::types::Operand,
+    ) -> Result<crate::types::Operand, Refusal> {
+        let (mode, dst) = (FloatMode::PLAIN, self.fresh(ty.bank())?);
+        self.emit(Arith::Binary { op, ty, mode, dst, a, b });
+        Ok(crate::types::Operand::Reg(dst))
+    }
+
+    /// A run of ones (`bmsk`), or bits put in place of others (`bfi`): by shifts, of which those too far give nothing.
+    fn bit_field(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        use crate::types::Operand::Imm;
+        let (word, all) = (DataType::U32, u64::MAX);
+        let ty = words.bits().filter(|ty| matches!(ty, DataType::U32 | DataType::U64)).ok_or(Refusal::Unknown)?;
+        let (dst, fields, first, count) = match operands {
+            [dst, a, b, first, count] if opcode == "bfi" => (dst, Some((a, b)), first, count),
+            [dst, first, count] if opcode == "bmsk" => (dst, None, first, count),
+            _ => return Err(Refusal::Unknown),
+        };
+        let kept = match opcode == "bmsk" && words.take("wrap") {
+            true => 31,
+            false if opcode == "bmsk" && !words.take("clamp") => return Err(Refusal::Unknown),
+            false if opcode == "bmsk" => u64::from(u32::MAX),
+            false => 255,
+        };
+        let (first, count) = (self.value(first, word)?, self.value(count, word)?);
+        let first = self.computed((BinaryOp::And, word), first, Imm(kept))?;
+        let count = self.computed((BinaryOp::And, word), count, Imm(kept))?;
+        let mask = self.computed((BinaryOp::Shl, ty), Imm(1), count)?;
+        let mask = self.computed((BinaryOp::Sub, ty), mask, Imm(1))?;
+        let mut result = self.computed((BinaryOp::Shl, ty), mask, first)?;
+        if let Some((a, b)) = fields {
+            let (a, b, mask) = (self.value(a, ty)?, self.value(b, ty)?, result);
+            let a = self.computed((BinaryOp::Shl, ty), a, first)?;
+            let a = self.computed((BinaryOp::And, ty), a, mask)?;
+            let others = self.computed((BinaryOp::Xor, ty), mask, Imm(all >> (64 - ty.bits())))?;
+            let b = self.computed((BinaryOp::And, ty), b, others)?;
+            result = self.computed((BinaryOp::Or, ty), a, b)?;
+        }
+        let (op, mode, dst) = (UnaryOp::Move, FloatMode::PLAIN, self.register(dst, ty.bank())?);
+        self.emit(Arith::Unary { op, ty, mode, dst, a: result });
+        Ok(())
+    }
+
+    /// The second operand with the sign of the first.
+    fn copy_sign(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        use crate::types::Operand::Imm;
+        let float = words.number().filter(|ty| matches!(ty, DataType::F32 | DataType::F64)).ok_or(Refusal::Unknown)?;
+        let ty = if float == DataType::F32 { DataType::U32 } else { DataType::U64 };
+        let [dst, sign, size] = self.exactly(operands)?;
+        let (sign, size) = (self.value(sign, float)?, self.value(size, float)?);
+        let top = 1 << (ty.bits() - 1);
+        let sign = self.computed((BinaryOp::And, ty), sign, Imm(top))?;
+        let size = self.computed((BinaryOp::And, ty), size, Imm(top - 1))?;
+        let (op, mode, dst) = (BinaryOp::Or, FloatMode::PLAIN, self.register(dst, ty.bank())?);
+        self.emit(Arith::Binary { op, ty, mode, dst, a: sign, b: size });
+        Ok(())
+    }
+
+    /// f32 rounded to nearest with ties away from zero, to the 19 bits of tf32.
+    fn to_tf32(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        use crate::types::Operand::Imm;
+        let [dst, a] = self.exactly(operands)?;
+        words.take("f32");
+        let (ty, float) = (DataType::U32, DataType::F32);
+        let (dst, a) = (self.register(dst, Bank::B32)?, self.value(a, float)?);
+        let near = self.computed((BinaryOp::Add, ty), a, Imm(0x1000))?;
+        let near = self.computed((BinaryOp::And, ty), near, Imm(0xffff_e000))?;
+        let nan = self.fresh(Bank::Pred)?;
+        self.emit(Arith::Compare { cmp: Comparison::Nan, ty: float, dst: nan, a, b: a });
+        self.emit(Arith::Select { ty, dst, a: Imm(0x7fff_ffff), b: near, pred: nan });
+        Ok(())
+    }
+
+    /// Where the highest bit is that differs from the sign; −1 if there is none.
+    fn highest_bit(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        use crate::types::Operand::{Imm, Reg};
+        let ty = words.number().filter(|ty| !ty.is_float() && ty.bits() >= 32).ok_or(Refusal::Unknown)?;
+        let [dst, a] = self.exactly(operands)?;
+        let (dst, mut a) = (self.register(dst, Bank::B32)?, self.value(a, ty)?);
+        let (last, mode) = (u64::from(ty.bits()) - 1, FloatMode::PLAIN);
+        if ty.is_signed() {
+            let sign = self.computed((BinaryOp::Shr, ty), a, Imm(last))?;
+            a = self.computed((BinaryOp::Xor, ty), a, sign)?;
+        }
+        let (op, zeros) = (UnaryOp::LeadingZeros, self.fresh(Bank::B32)?);
+        self.emit(Arith::Unary {
+            op,
+            ty: if ty.bits() == 64 { DataType::U64 } else { DataType::U32 },
+            mode,
+            dst: zeros,
+            a,
+        });
+        let (op, ty) = (BinaryOp::Sub, DataType::U32);
+        if !words.take("shiftamt") {
+            self.emit(Arith::Binary { op, ty, mode, dst, a: Imm(last), b: Reg(zeros) });
+            return Ok(());
+        }
+        // How far to shift it to the top.
+        let none = self.fresh(Bank::Pred)?;
+        self.emit(Arith::Compare { cmp: Comparison::Gt, ty, dst: none, a: Reg(zeros), b: Imm(last) });
+        self.emit(Arith::Select { ty, dst, a: Imm(u32::MAX.into()), b: Reg(zeros), pred: none });
         Ok(())
     }
 
@@ -278,6 +397,9 @@ impl<'t> Lower<'_, 't> {
             self.emit(Arith::Predicate { dst, op });
             return Ok(());
         }
+        if words.take("b128") {
+            return self.move_wide(dst, a);
+        }
         let ty = words.bits().ok_or(Refusal::Unknown)?;
         let half = match ty.bank() {
             Bank::B64 => DataType::U32,
@@ -351,6 +473,23 @@ impl<'t> Lower<'_, 't> {
         Ok(())
     }
 
+    /// A move of 128 bits: two registers under one name, or in braces.
+    fn move_wide(&mut self, dst: &Operand<'t>, a: &Operand<'t>) -> Result<(), Refusal> {
+        let mut halves = |operand: &Operand<'t>| match operand {
+            Operand::Vector(..) => self.registers_of::<2>(operand, Bank::B64),
+            name => match self.symbol(name)? {
+                (Symbol::Wide(halves), 0) => Ok(halves),
+                _ => Err(Refusal::Unknown),
+            },
+        };
+        let (dsts, sources) = (halves(dst)?, halves(a)?);
+        let (op, ty, mode) = (UnaryOp::Move, DataType::U64, FloatMode::PLAIN);
+        for (dst, a) in dsts.into_iter().zip(sources.map(crate::types::Operand::Reg)) {
+            self.emit(Arith::Unary { op, ty, mode, dst, a });
+        }
+        Ok(())
+    }
+
     /// A special register.
     pub(super) fn special(
         &self,
@@ -361,9 +500,11 @@ impl<'t> Lower<'_, 't> {
         let plain = name.strip_prefix('%').unwrap_or_default();
         let whole = part.map_or(plain.to_string(), |part| format!("{plain}.{part}"));
         let known = SpecialRegister::ALL.into_iter().find(|which| print::special(*which) == whole);
-        known.ok_or_else(|| match OTHER_SPECIALS.contains(&plain) || plain.starts_with("envreg") {
-            true => Refusal::Unknown,
-            false => self.wrong(operand.at(), name, "a name that is declared"),
+        known.ok_or_else(|| {
+            match OTHER_SPECIALS.contains(&plain) || NUMBERED.iter().any(|name| plain.starts_with(name)) {
+                true => Refusal::Unknown,
+                false => self.wrong(operand.at(), name, "a name that is declared"),
+            }
         })
     }
 
@@ -447,7 +588,22 @@ impl<'t> Lower<'_, 't> {
             return Err(Refusal::Unknown);
         }
         let [dst, a] = self.exactly(operands)?;
-        let (dst, a) = (self.converted(dst, to)?, self.converted(a, from)?);
+        let dst = self.converted(dst, to)?;
+        let a = match self.symbol(a) {
+            // Of a register that is too wide, the low bits are converted.
+            Ok((Symbol::Register(wide), 0)) if wide.bank > from.bank() && from.bits() >= 16 && !from.is_float() => {
+                let narrow = self.fresh(from.bank())?;
+                let (to, from) = match (from.bank(), wide.bank) {
+                    (Bank::B16, Bank::B32) => (DataType::U16, DataType::U32),
+                    (Bank::B16, _) => (DataType::U16, DataType::U64),
+                    _ => (DataType::U32, DataType::U64),
+                };
+                let (rounding, mode) = (Rounding::Exact, FloatMode::PLAIN);
+                self.emit(Arith::Convert { to, from, rounding, mode, dst: narrow, a: wide });
+                narrow
+            }
+            _ => self.converted(a, from)?,
+        };
         Ok(Arith::Convert { to, from, rounding, mode, dst, a })
     }
 
@@ -498,28 +654,43 @@ impl<'t> Lower<'_, 't> {
 
     /// A read of the parameters.
     fn param(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let signed = words.has("s32");
         let width = width(words).ok_or(Refusal::Unknown)?;
         words.pick(&[("v2", ()), ("v4", ())]);
         let [dst, from] = self.exactly(operands)?;
         let [place] = self.bracketed(from)? else { return Err(Refusal::Unknown) };
         let (symbol, plus) = self.symbol(place)?;
-        if symbol == Symbol::Handed {
-            // What comes back from functions that only print is zero.
-            for dst in self.elements(dst, width)? {
-                let (ty, mode) = (if dst.bank == Bank::B64 { DataType::U64 } else { DataType::U32 }, FloatMode::PLAIN);
-                if dst.bank.bits() < 32 {
-                    return Err(Refusal::Unknown);
-                }
-                self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: crate::types::Operand::Imm(0) });
-            }
+        if let Symbol::Variable(variable) = symbol {
+            let addr = self.variable_address(variable, plus)?;
+            let dsts = self.elements(dst, width)?;
+            self.emit(Memory::Load { space: Space::Global, order: LoadOrder::Weak, width, dsts, addr });
             return Ok(());
         }
         let from = match symbol {
             Symbol::Param(param) => ParamBase::Param(param),
-            Symbol::Register(reg) if reg.bank.bits() >= 32 => ParamBase::Reg(reg),
+            Symbol::Register(reg) if reg.bank.bits() >= 32 && plus >= 0 => ParamBase::Reg(reg),
+            // A read before the place of a register.
+            Symbol::Register(reg) if reg.bank.bits() >= 32 => {
+                let (op, mode, dst) = (BinaryOp::Add, FloatMode::PLAIN, self.fresh(reg.bank)?);
+                let (ty, by) = match reg.bank {
+                    Bank::B64 => (DataType::U64, plus.cast_unsigned()),
+                    _ => (DataType::U32, u64::from(plus as u32)),
+                };
+                let [a, b] = [crate::types::Operand::Reg(reg), crate::types::Operand::Imm(by)];
+                self.emit(Arith::Binary { op, ty, mode, dst, a, b });
+                ParamBase::Reg(dst)
+            }
             _ => return Err(Refusal::Unknown),
         };
-        let offset = u32::try_from(plus).map_err(|_| Refusal::Unknown)?;
+        let offset = u32::try_from(plus.max(0)).map_err(|_| Refusal::Unknown)?;
+        if let (Ok((Symbol::Register(wide), 0)), Width::B32) = (self.symbol(dst), width)
+            && wide.bank == Bank::B64
+        {
+            let narrow = self.fresh(Bank::B32)?;
+            self.emit(Arith::Param { dst: narrow, width, from, offset });
+            self.extend(wide, narrow, signed);
+            return Ok(());
+        }
         let dsts = self.elements(dst, width)?;
         for (dst, part) in dsts.into_iter().zip((0..).step_by(width.bytes() as usize)) {
             self.emit(Arith::Param { dst, width, from, offset: offset + part });
@@ -563,10 +734,10 @@ impl<'t> Lower<'_, 't> {
         if opcode == "st" && words.has("async") {
             return self.store_async(words, operands);
         }
-        if opcode == "ld" && (words.take("param") || words.take("param::entry")) {
+        if opcode == "ld" && ["param", "param::entry", "param::func"].iter().any(|word| words.take(word)) {
             return self.param(words, operands);
         }
-        if opcode == "st" && words.take("param") {
+        if opcode == "st" && (words.take("param") || words.take("param::func")) {
             return self.hand(words, operands);
         }
         let space = match words.space() {
@@ -578,8 +749,10 @@ impl<'t> Lower<'_, 't> {
         if matches!(opcode, "atom" | "red") {
             return self.atomic(opcode, words, operands, space);
         }
-        let width = width(words).ok_or(Refusal::Unknown)?;
-        let count = words.pick(&[("v2", 2), ("v4", 4)]).unwrap_or(1);
+        let signed = words.has("s32");
+        let whole = words.take("b128");
+        let width = if whole { Width::B64 } else { width(words).ok_or(Refusal::Unknown)? };
+        let count = if whole { 2 } else { words.pick(&[("v2", 2), ("v4", 4), ("v8", 8)]).unwrap_or(1) };
         let operands = match operands {
             // A policy of the cache, behind the others.
             [first @ .., _] if words.take("L2::cache_hint") => first,
@@ -587,8 +760,25 @@ impl<'t> Lower<'_, 't> {
         };
         let [first, second] = self.exactly(operands)?;
         let (regs, addr) = if opcode == "ld" { (first, second) } else { (second, first) };
-        let addr = self.address(addr, wide)?;
-        let regs = self.elements(regs, width)?;
+        let (addr, mut extended) = (self.address(addr, wide)?, None);
+        let regs = match self.symbol(regs) {
+            Ok((Symbol::Wide(halves), 0)) if whole => halves.to_vec(),
+            // Of a register that is too wide, the low half is stored.
+            Ok((Symbol::Register(reg), 0))
+                if opcode == "st" && (width, reg.bank, count) == (Width::B32, Bank::B64, 1) =>
+            {
+                vec![self.low_half(reg)?]
+            }
+            // One that is loaded is extended.
+            Ok((Symbol::Register(reg), 0))
+                if opcode == "ld" && (width, reg.bank, count) == (Width::B32, Bank::B64, 1) =>
+            {
+                extended = Some(reg);
+                vec![self.fresh(Bank::B32)?]
+            }
+            Err(Refusal::Error(error)) => return Err(Refusal::Error(error)),
+            _ => self.elements(regs, width)?,
+        };
         if regs.len() != count {
             return Err(Refusal::Other(format!("{count} registers, not {}", regs.len())));
         }
@@ -611,7 +801,11 @@ impl<'t> Lower<'_, 't> {
                 Some(scope) if relaxed => LoadOrder::Relaxed(scope),
                 Some(scope) => LoadOrder::Acquire(scope),
             };
+            let narrow = regs.first().copied();
             self.emit(Memory::Load { space, order, width, dsts: regs, addr });
+            if let (Some(dst), Some(a)) = (extended, narrow) {
+                self.extend(dst, a, signed);
+            }
         } else {
             let order = match scope {
                 None => StoreOrder::Weak,
@@ -623,28 +817,129 @@ impl<'t> Lower<'_, 't> {
         Ok(())
     }
 
-    /// A value for a function that is called: what is called here looks at none.
+    /// A value for a function that is called, or from one.
     fn hand(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
-        width(words).ok_or(Refusal::Unknown)?;
+        let width = width(words).ok_or(Refusal::Unknown)?;
         words.pick(&[("v2", ()), ("v4", ())]);
-        let [to, _] = self.exactly(operands)?;
-        match self.bracketed(to)? {
-            [place] if self.symbol(place)?.0 == Symbol::Handed => Ok(()),
-            _ => Err(Refusal::Unknown),
-        }
+        let [to, value] = self.exactly(operands)?;
+        let [place] = self.bracketed(to)? else { return Err(Refusal::Unknown) };
+        let (Symbol::Variable(variable), plus) = self.symbol(place)? else { return Err(Refusal::Unknown) };
+        let addr = self.variable_address(variable, plus)?;
+        let srcs = self.elements(value, width)?;
+        self.emit(Memory::Store { space: Space::Global, order: StoreOrder::Weak, width, srcs, addr });
+        Ok(())
     }
 
-    /// A call of one of the functions that every kernel may call: printing does nothing here, and a failed assertion
-    /// ends the run.
+    /// Where a byte of a variable is.
+    fn variable_address(&mut self, variable: u32, plus: i64) -> Result<Address, Refusal> {
+        let offset = u32::try_from(plus).map_err(|_| Refusal::Unknown)?;
+        let dst = self.fresh(Bank::B64)?;
+        self.emit(Arith::VariableAddress { dst, variable, offset });
+        Ok(Address { base: Base::Reg(dst), offset: 0 })
+    }
+
+    /// A call: what is called is put in its place. Of the functions that every kernel may call, printing does nothing
+    /// here, and a failed assertion ends the run.
     pub(super) fn call(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         words.take("uni");
-        let named =
-            |operand: &Operand<'t>, wanted: &str| matches!(operand, Operand::Name { name, .. } if name.text == wanted);
-        if operands.iter().any(|operand| named(operand, "__assertfail")) {
+        let (returns, callee, args) = match operands {
+            [Operand::List(returns, _), Operand::Name { name, part: None, plus: 0 }, rest @ ..] => {
+                (&returns[..], name, rest)
+            }
+            [Operand::Name { name, part: None, plus: 0 }, rest @ ..] => (&[][..], name, rest),
+            _ => return Err(Refusal::Unknown),
+        };
+        let args = match args {
+            [] => &[][..],
+            [Operand::List(args, _)] => &args[..],
+            _ => return Err(Refusal::Unknown),
+        };
+        if callee.text == "__assertfail" {
             self.emit(Control::Trap);
             return Ok(());
         }
-        operands.iter().any(|operand| named(operand, "vprintf")).then_some(()).ok_or(Refusal::Unknown)
+        if callee.text == "vprintf" {
+            // How many values were printed: none.
+            for place in returns {
+                if let (Symbol::Variable(variable), 0) = self.symbol(place)? {
+                    let (addr, zero) = (self.variable_address(variable, 0)?, self.fresh(Bank::B32)?);
+                    let (op, ty, mode, a) =
+                        (UnaryOp::Move, DataType::U32, FloatMode::PLAIN, crate::types::Operand::Imm(0));
+                    self.emit(Arith::Unary { op, ty, mode, dst: zero, a });
+                    let (space, order, width) = (Space::Global, StoreOrder::Weak, Width::B32);
+                    self.emit(Memory::Store { space, order, width, srcs: vec![zero], addr });
+                }
+            }
+            return Ok(());
+        }
+        let read = self.read;
+        let mut others = read.functions.iter().filter(|function| !function.entry && function.body.is_some());
+        let found = others.find(|function| function.name.text == callee.text);
+        let Some((function, body)) = found.and_then(|function| Some((function, function.body.as_ref()?))) else {
+            return Err(Refusal::Other(format!("a function whose body is in the text, not {}", callee.text)));
+        };
+        self.inline(function, body, (returns, args))
+    }
+
+    /// Puts a function in place of a call.
+    fn inline(
+        &mut self,
+        function: &Function<'t>,
+        body: &[Statement<'t>],
+        (returns, args): (&[Operand<'t>], &[Operand<'t>]),
+    ) -> Result<(), Refusal> {
+        self.inlined += 1;
+        let endless = self.returns.len() == DEEPEST_CALL || self.inlined > MOST_CALLS;
+        if endless || self.kernel.body.len() > MOST_INSTRUCTIONS {
+            let wanted = format!(
+                "calls at most {DEEPEST_CALL} within each other, {MOST_CALLS} in all, and {MOST_INSTRUCTIONS} instructions"
+            );
+            return Err(Refusal::Error(self.refuse(self.at, function.name.text, wanted)));
+        }
+        if (function.returns.len(), function.params.len()) != (returns.len(), args.len()) {
+            return Err(Refusal::Other("as many parameters as the function has".into()));
+        }
+        let around = self.branch_around();
+        let mut own = Scope::default();
+        for (formal, actual) in function.returns.iter().zip(returns).chain(function.params.iter().zip(args)) {
+            let symbol = match (formal.space, self.symbol(actual)?) {
+                ("param", (symbol @ Symbol::Variable(_), 0)) => symbol,
+                ("reg", (symbol @ Symbol::Register(_), 0)) => symbol,
+                _ => return Err(Refusal::Unknown),
+            };
+            own.names.insert(formal.name.text, symbol);
+        }
+        // What it has in view is the module, and itself.
+        let callers = self.scopes.split_off(1);
+        let (at, line, phase, opcode) = (self.at, self.line, self.phase, self.opcode);
+        self.scopes.push(own);
+        let end = self.new_label();
+        self.returns.push(end);
+        (self.at, self.line) = (0, 1);
+        let done = self.block(body);
+        self.returns.pop();
+        self.scopes.truncate(1);
+        self.scopes.extend(callers);
+        (self.at, self.line, self.phase, self.opcode) = (at, line, phase, opcode);
+        done.map_err(Refusal::Error)?;
+        self.guard = None;
+        self.emit(Control::Label(end));
+        self.end_around(around);
+        Ok(())
+    }
+
+    /// A word in a register of 64 bits.
+    fn extend(&mut self, dst: RegId, a: RegId, signed: bool) {
+        let (rounding, mode) = (Rounding::Exact, FloatMode::PLAIN);
+        let (to, from) = if signed { (DataType::S64, DataType::S32) } else { (DataType::U64, DataType::U32) };
+        self.emit(Arith::Convert { to, from, rounding, mode, dst, a });
+    }
+
+    /// The low half of a register of 64 bits, in one of its own.
+    pub(super) fn low_half(&mut self, a: RegId) -> Result<RegId, Refusal> {
+        let [low, high] = [self.fresh(Bank::B32)?, self.fresh(Bank::B32)?];
+        self.emit(Arith::Unpack { low, high, a });
+        Ok(low)
     }
 
     fn atomic(
@@ -708,8 +1003,16 @@ impl<'t> Lower<'_, 't> {
                     }
                     dst => (self.register(dst, Bank::B32)?, None),
                 };
-                let (a, lane) = (self.register(a, Bank::B32)?, self.value(lane, word)?);
-                let (clamp, mask) = (self.small(clamp)?, self.value(mask, word)?);
+                let a = match self.value(a, word)? {
+                    crate::types::Operand::Reg(a) => a,
+                    a => {
+                        let (op, mode, dst) = (UnaryOp::Move, FloatMode::PLAIN, self.fresh(Bank::B32)?);
+                        self.emit(Arith::Unary { op, ty: word, mode, dst, a });
+                        dst
+                    }
+                };
+                let lane = self.value(lane, word)?;
+                let (clamp, mask) = (self.value(clamp, word)?, self.value(mask, word)?);
                 Warp::Shuffle { mode, dst, valid, a, lane, clamp, mask }
             }
             "vote" if words.take("ballot") => {
@@ -739,15 +1042,23 @@ impl<'t> Lower<'_, 't> {
                 Warp::Elect { leader, pred: self.register(pred, Bank::Pred)?, mask: self.value(mask, word)? }
             }
             "redux" => {
-                let ops = [ReduceOp::Add, ReduceOp::Min, ReduceOp::Max, ReduceOp::And, ReduceOp::Or, ReduceOp::Xor];
                 let ty = words.bits().ok_or(Refusal::Unknown)?;
-                let op = words
-                    .find(|word| ops.into_iter().find(|op| print::reduce(*op, ty).split('.').next() == Some(word)));
+                let float = ty == DataType::F32;
+                let (nan, absolute) = (float && words.take("NaN"), float && words.take("abs"));
+                let named = |op: &ReduceOp, word: &str| print::reduce(*op, ty).split('.').next() == Some(word);
+                let of_nan = |op: &ReduceOp| matches!(op, ReduceOp::MinNan | ReduceOp::MaxNan) == nan;
+                let op = words.find(|word| ReduceOp::ALL.into_iter().find(|op| named(op, word) && of_nan(op)));
                 let [dst, a, mask] = self.exactly(operands)?;
-                if !matches!(ty, DataType::U32 | DataType::S32) {
+                let of_floats = matches!(op, Some(ReduceOp::Min | ReduceOp::Max | ReduceOp::MinNan | ReduceOp::MaxNan));
+                if !matches!(ty, DataType::U32 | DataType::S32 | DataType::F32) || float && !of_floats {
                     return Err(Refusal::Unknown);
                 }
-                let (dst, a) = (self.register(dst, Bank::B32)?, self.register(a, Bank::B32)?);
+                let (dst, mut a) = (self.register(dst, Bank::B32)?, self.register(a, Bank::B32)?);
+                if absolute {
+                    let (op, mode, of) = (UnaryOp::Abs, FloatMode::PLAIN, crate::types::Operand::Reg(a));
+                    a = self.fresh(Bank::B32)?;
+                    self.emit(Arith::Unary { op, ty, mode, dst: a, a: of });
+                }
                 Warp::Reduce { op: op.ok_or(Refusal::Unknown)?, ty, dst, a, mask: self.value(mask, word)? }
             }
             _ => return self.matrix(opcode, words, operands),
@@ -854,8 +1165,8 @@ impl<'t> Lower<'_, 't> {
             }
             "exit" => Control::Exit,
             "ret" => {
-                words.take("uni");
-                Control::Exit
+                let uniform = words.take("uni");
+                self.returns.last().map_or(Control::Exit, |end| Control::Branch { target: *end, uniform })
             }
             "trap" => Control::Trap,
             "setmaxnreg" => {

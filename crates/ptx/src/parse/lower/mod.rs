@@ -29,6 +29,10 @@ const MOST_REGISTERS: u64 = 1 << 18;
 const MOST_BYTES: u64 = 1 << 30;
 /// Calls within calls that a source line is followed through.
 const DEEPEST_INLINING: usize = 16;
+/// Calls that are replaced by what they call, within each other and in all, and the instructions that this may come to.
+const DEEPEST_CALL: usize = 16;
+const MOST_CALLS: u32 = 4096;
+const MOST_INSTRUCTIONS: usize = 1 << 20;
 /// Letters that are kept of an instruction that is not understood.
 const MOST_LETTERS: usize = 240;
 
@@ -53,8 +57,6 @@ enum Symbol {
     Param(ParamId),
     /// One of the kernel's variables.
     Variable(u32),
-    /// What is handed to a function that is called, or comes back from it.
-    Handed,
     /// Something that is declared, and not understood.
     Other,
 }
@@ -84,6 +86,10 @@ struct Lower<'m, 't> {
     dynamic: u32,
     /// Whether generic addresses are all those of global memory, since nobody makes others.
     generic: bool,
+    /// Of the functions that are being put in place of their calls, where each one's end is.
+    returns: Vec<Label>,
+    /// Calls that were replaced.
+    inlined: u32,
     guard: Option<Guard>,
     phase: PhaseId,
     phases: HashMap<(PhaseId, String), PhaseId>,
@@ -123,16 +129,23 @@ pub(super) fn lower<'t>(
         body: instructions,
         foreign: true,
     };
+    // Functions that may be called. Their bodies are put in place of the calls.
+    let called =
+        || read.functions.iter().filter(|function| !function.entry).filter_map(|function| function.body.as_ref());
+    let numbered_labels = called().next().is_none() && keeps_numbers(function, body);
     let mut lower = Lower {
         text,
         read,
         kernel,
         scopes: vec![Scope::default()],
-        numbered_labels: keeps_numbers(function, body),
-        labels: 0,
+        numbered_labels,
+        // Behind those that are kept.
+        labels: if numbered_labels { function.statements } else { 0 },
         registers: 0,
         dynamic: 0,
         generic: false,
+        returns: Vec::new(),
+        inlined: 0,
         guard: None,
         phase: PhaseId(0),
         phases: HashMap::new(),
@@ -146,13 +159,14 @@ pub(super) fn lower<'t>(
     let functions = read.functions.iter().map(|function| function.name.text);
     lower.scopes[0].names.extend(variables.chain(functions).map(|name| (name, Symbol::Other)));
     let mut names = HashSet::new();
-    used(body, &mut names);
+    called().chain([body]).for_each(|body| used(body, &mut names));
     for variable in read.variables.iter().filter(|variable| names.contains(variable.name.text)) {
         lower.addressed(variable)?;
     }
-    lower.generic = !converts(body, &["shared", "param"]);
+    let bodies: Vec<&Vec<Statement<'t>>> = called().chain([body]).collect();
+    lower.generic = !bodies.iter().any(|body| converts(body, &["shared", "param"]));
     lower.params(function)?;
-    lower.shared_memory(body, shape.dynamic_shared)?;
+    lower.shared_memory(&names, &bodies, shape.dynamic_shared)?;
     lower.block(body)?;
     let last = lower.kernel.body.last();
     if !last.is_some_and(|last| last.guard.is_none() && last.op == Op::Control(Control::Exit)) {
@@ -403,7 +417,8 @@ impl<'t> Lower<'_, 't> {
         let space = match variable.space {
             "global" => VariableSpace::Global,
             "const" => VariableSpace::Constant,
-            "local" => VariableSpace::Local,
+            // What is handed to a function, or comes back from it, is each thread's own.
+            "local" | "param" => VariableSpace::Local,
             _ => return Ok(()),
         };
         let bytes = self.variable_bytes(variable)?;
@@ -424,7 +439,10 @@ impl<'t> Lower<'_, 't> {
         initial.truncate(bytes as usize);
         let number = self.kernel.variables.len() as u32;
         let align = variable.align.or(type_bytes(variable.ty)).unwrap_or(1) as u32;
-        let name = variable.name.text.to_string();
+        let mut name = variable.name.text.to_string();
+        if self.kernel.variables.iter().any(|other| other.name == name) {
+            name = format!("{name}_{number}");
+        }
         self.kernel.variables.push(kernel::Variable { name, space, bytes: bytes as u32, align, initial });
         self.scope().names.insert(variable.name.text, Symbol::Variable(number));
         Ok(())
@@ -432,9 +450,12 @@ impl<'t> Lower<'_, 't> {
 
     /// Lays the shared variables out that the function uses: those of a known size, then the one whose size the
     /// launch says.
-    fn shared_memory(&mut self, body: &[Statement<'t>], dynamic: u32) -> Result<(), Error> {
-        let mut names = HashSet::new();
-        used(body, &mut names);
+    fn shared_memory(
+        &mut self,
+        names: &HashSet<&'t str>,
+        bodies: &[&Vec<Statement<'t>>],
+        dynamic: u32,
+    ) -> Result<(), Error> {
         let read = self.read;
         let shared = read.variables.iter().filter(|variable| variable.space == "shared");
         let (mut extern_align, mut dynamics) = (0, Vec::new());
@@ -448,7 +469,7 @@ impl<'t> Lower<'_, 't> {
                 self.shared_variable(variable)?;
             }
         }
-        self.local_shared(body)?;
+        bodies.iter().try_for_each(|body| self.local_shared(body))?;
         let align = extern_align.max(1);
         self.dynamic = self.kernel.shared_bytes().next_multiple_of(align);
         if dynamic > 0 {
@@ -595,8 +616,7 @@ impl<'t> Lower<'_, 't> {
             }
             _ => {
                 self.variable_bytes(variable)?;
-                let symbol = if variable.space == "param" { Symbol::Handed } else { Symbol::Other };
-                self.scope().names.insert(name.text, symbol);
+                self.scope().names.insert(name.text, Symbol::Other);
                 self.addressed(variable)
             }
         }
@@ -665,7 +685,9 @@ impl<'t> Lower<'_, 't> {
             "mma" => self.mma(words, operands),
             "bar" | "barrier" | "mbarrier" => self.barrier(opcode, words, operands),
             "fence" | "membar" => self.fence(opcode, words, operands),
+            "clusterlaunchcontrol" if words.has("query_cancel") => self.guarded_query(words, operands),
             "cp" | "prefetch" | "clusterlaunchcontrol" => self.copy(opcode, words, operands),
+            "tensormap" => self.made_map(words, operands),
             "wgmma" => self.wgmma(words, operands),
             "tcgen05" => self.tcgen05(words, operands),
             "call" => self.call(words, operands),
@@ -707,6 +729,42 @@ impl<'t> Lower<'_, 't> {
             Ok(_) | Err(Refusal::Unknown | Refusal::Other(_)) => Ok(false),
             Err(Refusal::Error(error)) => Err(error),
         }
+    }
+
+    /// The same with a register of 128 bits that has a name. One with a guard is branched around.
+    fn guarded_query(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let [dst, answer] = self.exactly(operands)?;
+        let (Symbol::Wide(answer), 0) = self.symbol(answer)? else { return Err(Refusal::Unknown) };
+        let op = self.query(words, dst, answer)?;
+        let around = self.branch_around();
+        self.emit(op);
+        self.end_around(around);
+        Ok(())
+    }
+
+    /// Begins what only lanes go through in which the guard holds, and takes the guard away.
+    fn branch_around(&mut self) -> Option<(Guard, Label)> {
+        let guard = self.guard.take()?;
+        let label = self.new_label();
+        self.guard = Some(Guard { negated: !guard.negated, ..guard });
+        self.emit(Control::Branch { target: label, uniform: false });
+        self.guard = None;
+        Some((guard, label))
+    }
+
+    /// Ends it.
+    fn end_around(&mut self, around: Option<(Guard, Label)>) {
+        if let Some((guard, label)) = around {
+            self.guard = None;
+            self.emit(Control::Label(label));
+            self.guard = Some(guard);
+        }
+    }
+
+    /// A label that no name stands for.
+    fn new_label(&mut self) -> Label {
+        self.labels += 1;
+        Label(self.labels - 1)
     }
 
     /// What is asked about an answer of launch control.

@@ -150,6 +150,8 @@ impl<'t> Lower<'_, 't> {
         let (symbol, plus) = self.symbol(part)?;
         let (base, plus) = match symbol {
             Symbol::Register(reg) if reg.bank == if wide { Bank::B64 } else { Bank::B32 } => (Base::Reg(reg), plus),
+            // A shared address in a wide register.
+            Symbol::Register(reg) if !wide && reg.bank == Bank::B64 => (Base::Reg(self.low_half(reg)?), plus),
             Symbol::Shared(offset) if !wide => (Base::SharedStart, plus.saturating_add(offset.into())),
             Symbol::Variable(variable) if wide => {
                 let dst = self.fresh(Bank::B64)?;
