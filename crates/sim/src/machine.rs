@@ -13,7 +13,7 @@ use crate::columns::{Columns, Copies, Tenancy};
 use crate::error::{Fault, FaultKind, Place, Site};
 use crate::exec::{Exec, Flow};
 use crate::flag::Agent;
-use crate::flight::{Job, Warpgroup};
+use crate::flight::{Job, Warpgroup, Work};
 use crate::invocation::Invocation;
 use crate::lanes::{FULL, lanes};
 use crate::limits::{Limits, Rules};
@@ -617,6 +617,9 @@ impl Core<'_> {
         if block.warps.iter().flatten().any(|warp| warp.live != 0) || block.shared.ended {
             return Ok(());
         }
+        if self.rules == Rules::Practice {
+            self.drain_stores(cluster, rank)?;
+        }
         if let Err(kind) = self.check_ended(cluster, rank) {
             let goes_on = self.findings.is_some() && kind.may_be_gone_on_from();
             let fault = self.fault(kind, None, Vec::new());
@@ -629,6 +632,20 @@ impl Core<'_> {
         }
         cluster.blocks[rank].shared.ended = true;
         self.idle = 0;
+        Ok(())
+    }
+
+    /// In practice a multiprocessor keeps a block's shared memory until the copy engine has read it: DeepGEMM's blocks end
+    /// with stores that nobody has waited for.
+    fn drain_stores(&mut self, cluster: &mut Cluster, rank: usize) -> Result<(), Box<Fault>> {
+        let unread = |job: &Job| job.block == rank && matches!(job.work, Work::Reading(_));
+        while let Some(at) = cluster.jobs.iter().position(|job| unread(job)) {
+            let job = *cluster.jobs.remove(at);
+            self.complete(cluster, job).map_err(|kind| self.fault(kind, None, Vec::new()))?;
+        }
+        for stores in cluster.blocks[rank].stores.values_mut() {
+            stores.awaited = stores.outstanding.len() as u32;
+        }
         Ok(())
     }
 

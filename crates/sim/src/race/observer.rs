@@ -125,14 +125,17 @@ impl<'a> Observer<'a> {
         (record.slot, record.cluster) == (self.slot, self.cluster)
             && self.lane == Some(mark.lane())
             && !record.detached
-            && !self.needs_fence(is_read)
+            && !self.needs_fence_after(record, is_read)
     }
 
     /// The clock that tells of an access.
     fn clock(&self, record: &Record, is_read: bool) -> &Clock {
         // In practice, a finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is
         // involved.
-        let over = self.rules != Rules::Letter && (is_read || record.detached && self.replaces);
+        // So is what the tensor cores have written themselves: where columns were allocated. DeepGEMM reads that behind a
+        // relaxed barrier of the cluster.
+        let written_for_threads = record.proxy == Proxy::Async && !record.detached;
+        let over = self.rules != Rules::Letter && (is_read || record.detached && self.replaces || written_for_threads);
         match (self.tensor, over) {
             (true, _) => &self.knowledge.tensor,
             (false, true) => &self.knowledge.executed,
@@ -144,6 +147,11 @@ impl<'a> Observer<'a> {
     /// In practice, bytes of global memory that were only read may do without.
     fn needs_fence(&self, is_read: bool) -> bool {
         self.proxy == Proxy::Async && (self.rules == Rules::Letter || !is_read || !self.global)
+    }
+
+    /// The same of one access: what was written on the way of asynchronous work is there for such work.
+    fn needs_fence_after(&self, record: &Record, is_read: bool) -> bool {
+        record.proxy == Proxy::Generic && self.needs_fence(is_read)
     }
 
     /// Whether the marked access would be ordered before this one if both went the same way to memory.
@@ -168,10 +176,12 @@ impl<'a> Observer<'a> {
         let all = |clock: &Clock| clock.reached(record.cluster, record.slot, record.lanes, record.count);
         if record.detached && !record.by_lane {
             let one = |clock: &Clock| clock.get(record.cluster, record.slot) >= record.count;
-            let fenced = || record.proxy == Proxy::Async || !self.needs_fence(is_read) || one(self.fenced());
-            return record.count != IN_FLIGHT && one(clock) && fenced();
+            let fenced = || !self.needs_fence_after(record, is_read) || one(self.fenced());
+            // In practice tensor memory needs no fences of its own around a synchronisation.
+            let told = one(clock) || self.tensor && self.rules == Rules::Practice && one(&self.knowledge.executed);
+            return record.count != IN_FLIGHT && told && fenced();
         }
-        all(clock) && (!self.needs_fence(is_read) || all(self.fenced()))
+        all(clock) && (!self.needs_fence_after(record, is_read) || all(self.fenced()))
     }
 
     /// Whether this access belongs to a pipeline in which the other one comes before it: one thread's own, or that of another thread of the
@@ -197,7 +207,7 @@ impl<'a> Observer<'a> {
                 true => record.slot == self.copies.slot && self.copies.awaited[lane] >= record.count,
                 false => record.slot == self.slot,
             };
-            (own && done() || told(clock)) && (!self.needs_fence(is_read) || told(self.fenced()))
+            (own && done() || told(clock)) && (!self.needs_fence_after(record, is_read) || told(self.fenced()))
         })
     }
 

@@ -496,7 +496,7 @@ fn heard_of(forgotten: Forgotten) -> Kernel {
 #[test]
 fn between_tensor_fences_a_relaxed_barrier_is_enough() {
     let forgets = |what, kept| if kept == Kept::Yes { Forgotten::Nothing } else { what };
-    rule("race", |kept| heard_of(forgets(Forgotten::After, kept)));
+    rule_of_the_letter("race", |kept| heard_of(forgets(Forgotten::After, kept)));
 }
 
 /// A warp loads, and tells by a relaxed barrier that it has; then another's thread overwrites what was loaded.
@@ -534,7 +534,7 @@ fn overwritten(forgotten: Forgotten) -> Kernel {
 #[test]
 fn relaxed_barriers_need_both_tensor_fences() {
     for what in [Forgotten::Before, Forgotten::After] {
-        rule("race", |kept| overwritten(if kept == Kept::Yes { Forgotten::Nothing } else { what }));
+        rule_of_the_letter("race", |kept| overwritten(if kept == Kept::Yes { Forgotten::Nothing } else { what }));
     }
 }
 
