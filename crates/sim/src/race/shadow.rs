@@ -176,7 +176,7 @@ impl Shadow {
                 self.history(start, bytes).for_each(|unit| writers.add(unit));
             }
         }
-        Ok(writers)
+        Ok(writers.distinct())
     }
 
     /// Notes accesses of lanes of one warp, of as many bytes each: by lane, what that knows, and the first byte.

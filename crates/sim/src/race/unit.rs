@@ -38,10 +38,17 @@ pub(crate) struct Writers(Vec<Mark>);
 impl Writers {
     pub(super) fn add(&mut self, unit: &Unit) {
         for mark in [unit.write, unit.plain] {
-            if !mark.is_none() && self.0.last() != Some(&mark) && !self.0.contains(&mark) {
+            if !mark.is_none() && self.0.last() != Some(&mark) {
                 self.0.push(mark);
             }
         }
+    }
+
+    /// Each of them once.
+    pub(super) fn distinct(mut self) -> Self {
+        self.0.sort_unstable_by_key(|mark| mark.0);
+        self.0.dedup();
+        self
     }
 
     /// Whether all of them are ordered before what an observer does.
