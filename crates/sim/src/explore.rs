@@ -1,6 +1,7 @@
 //! Running a kernel under many schedules.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ptx::Kernel;
@@ -11,6 +12,7 @@ use crate::error::{Fault, Grade};
 use crate::gpu::Gpu;
 use crate::invocation::Invocation;
 use crate::limits::Rules;
+use crate::mutate;
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 
@@ -68,6 +70,43 @@ pub fn explore_mutants(
         left.into_iter().zip(outcomes).for_each(|(number, outcome)| found[number] = outcome);
     }
     found
+}
+
+/// A mistake that was made in a kernel on purpose, and what became of it.
+#[derive(Clone, Debug)]
+pub struct Tried {
+    /// The kind of mistake.
+    pub mistake: &'static str,
+    /// The instruction that it is about, by its position in the body.
+    pub position: usize,
+    /// What was found, by its short name; nothing if nothing was.
+    pub caught: Option<&'static str>,
+}
+
+/// Instructions whose mutants are tried together: what they have in common is run once, and each of them is a kernel.
+const TOGETHER: usize = 32;
+
+/// Tries every [mutant](mutate::mutants) of a kernel under the schedules, until one catches it, on as many cores as there
+/// are. Of the kernel itself nothing must be found.
+pub fn try_mutants(
+    kernel: &Kernel,
+    schedules: &[Schedule],
+    prepare: impl Fn() -> (Gpu, Invocation) + Sync,
+    verify: impl Fn(&Gpu) -> Result<(), String> + Sync,
+) -> Vec<Tried> {
+    let parts: Vec<Range<usize>> = (0..kernel.body.len()).step_by(TOGETHER).map(|at| at..at + TOGETHER).collect();
+    let tried = in_parallel(&parts, |part| {
+        let mutants = mutate::mutants_within(kernel, part.clone());
+        let kernels: Vec<&Kernel> = mutants.iter().map(|mutant| &mutant.kernel).collect();
+        let found = explore_mutants((kernel, &kernels), schedules, &prepare, &verify);
+        let tried = |(mutant, found): (&mutate::Mutant, Result<Profile, Finding>)| Tried {
+            mistake: mutant.mistake,
+            position: mutant.position,
+            caught: found.err().map(|finding| finding.name()),
+        };
+        mutants.iter().zip(found).map(tried).collect::<Vec<_>>()
+    });
+    tried.into_iter().flatten().collect()
 }
 
 /// Runs a kernel under each schedule, on a fresh device from `prepare`, and has `verify` judge what it left in memory. Stops at

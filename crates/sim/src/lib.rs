@@ -127,7 +127,8 @@
 //!   an old value of a flag, unless its thread has learnt of the newer one.
 //! * A barrier is eight bytes that nobody else touches, initialised once, known to be so by those who use it.
 //! * A block of a cluster is reached into only when it is known to have started, and ends only when it knows that to be over.
-//! * A block ends with its copies landed, its stores read, its multiplications waited for, and its barriers in balance.
+//! * A block ends with its copies landed, its stores read (though in practice it may end before), its multiplications
+//!   waited for, and its barriers in balance.
 //! * Of kernels that follow each other by programmatic launch ([`Gpu::run_sequence`]), one touches what the grids before it touch
 //!   only behind `griddepcontrol.wait`.
 //!
@@ -179,7 +180,7 @@ mod warp;
 
 pub use branch::Mutants;
 pub use error::{Access, Edge, Fault, FaultKind, Grade, Place, Site, Waiting};
-pub use explore::{Finding, Graded, Survey, explore, explore_mutants, survey};
+pub use explore::{Finding, Graded, Survey, Tried, explore, explore_mutants, survey, try_mutants};
 pub use gpu::Gpu;
 pub use invocation::{Arg, Invocation};
 pub use limits::{Limits, Rules};

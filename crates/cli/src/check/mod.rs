@@ -5,6 +5,7 @@
 
 mod arrays;
 mod launch;
+mod mutations;
 mod sarif;
 mod suppress;
 
@@ -18,7 +19,11 @@ use sim::{FaultKind, Gpu, Grade, Graded, Limits, Rules, Schedule};
 
 use crate::{Error, Result, console};
 use launch::Launch;
+use mutations::Mutations;
 use suppress::Suppressions;
+
+/// How much longer than the kernel a mutant may run before it is given up.
+const MUTANT_PATIENCE: u64 = 20;
 
 /// Run anybody's PTX kernel in the simulator, and look for races
 #[derive(Debug, ClapArgs)]
@@ -30,6 +35,8 @@ use suppress::Suppressions;
     broken rules of barriers, copies and tensor cores are findings, and so are results that differ from those expected.\n\n\
     A finding is broken, seen (the ISA forbids it, and hardware has misbehaved), or letter (the ISA forbids it, and no hardware is \
     known to mind); the last are looked for with --rules letter.\n\n\
+    With --mutations every kernel that differs from it by one plausible mistake is run as well, and counted if that is found: a score \
+    for the launch, its expected results and the schedules.\n\n\
     Exit status: 0 nothing was found, 1 something was, 2 the kernel could not be run.\n\n\
     Examples:\n  \
     hammerhead check matmul.ptx --launch matmul.toml\n  \
@@ -53,6 +60,9 @@ pub struct Args {
     /// Write what the first schedule leaves in the buffers to this folder, as numpy files
     #[arg(long, value_name = "FOLDER")]
     save: Option<PathBuf>,
+    /// Make every plausible mistake in it, one at a time, and say how many are found
+    #[arg(long, conflicts_with_all = ["sarif", "suppress"])]
+    mutations: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -82,6 +92,9 @@ struct Report {
     unused_suppressions: Vec<String>,
     /// What a run that came to its end has moved and computed.
     profile: Vec<String>,
+    /// What became of mistakes that were made on purpose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mutations: Option<Mutations>,
 }
 
 #[derive(Serialize)]
@@ -178,6 +191,20 @@ fn explore(kernel: &Kernel, launch: &Launch, suppressions: &Suppressions, args: 
             None => findings.push(finding),
         }
     }
+    let mutations = match &survey.profile {
+        Some(profile) if args.mutations && findings.is_empty() => {
+            // A mistake may make it run for long.
+            let most = profile.instructions().saturating_mul(MUTANT_PATIENCE).saturating_add(1_000_000);
+            let (device, _) = launch.memory(Gpu::new(Limits { instructions: most, ..limits }).with_rules(rules));
+            let verify = |gpu: &Gpu| match &launch.wrong(gpu, &buffers)[..] {
+                [] => Ok(()),
+                [(_, message), ..] => Err(message.clone()),
+            };
+            let prepare = || (device.clone(), invocation.clone());
+            Some(Mutations::new(kernel, &sim::try_mutants(kernel, &schedules, prepare, verify)))
+        }
+        _ => None,
+    };
     let profile = survey.profile.map_or(String::new(), |profile| profile.to_string());
     Ok(Report {
         kernel: kernel.name.clone(),
@@ -186,6 +213,7 @@ fn explore(kernel: &Kernel, launch: &Launch, suppressions: &Suppressions, args: 
         suppressed,
         unused_suppressions: suppressions.unused(),
         profile: profile.lines().map(str::to_owned).collect(),
+        mutations,
     })
 }
 
@@ -217,7 +245,7 @@ fn found(graded: &Graded) -> Finding {
 }
 
 fn words(report: &Report, text: &str) -> String {
-    let Report { kernel, schedules, findings, suppressed, unused_suppressions, profile } = report;
+    let Report { kernel, schedules, findings, suppressed, unused_suppressions, profile, mutations } = report;
     let mut words = String::new();
     for Finding { grade, report, rule, line, message, .. } in findings {
         let seen = report.map(|report| format!(" ({report})")).unwrap_or_default();
@@ -237,6 +265,9 @@ fn words(report: &Report, text: &str) -> String {
     }
     if findings.is_empty() {
         words += &format!("{kernel}: nothing found under {schedules} schedules\n\n{}\n", profile.join("\n"));
+    }
+    if let Some(mutations) = mutations {
+        words += &mutations.words();
     }
     words
 }
