@@ -583,3 +583,40 @@ save("contestant", "type_twice", b'{"type":"done","type":"ready","id":"x"}\n')
 save("contestant", "deep", b"[" * 500)
 save("contestant", "no_text", b"\xff\xfe\n")
 save("contestant", "nothing", b"\n\n")
+
+
+# launch files of `hammerhead check`, and behind a zero what the arrays hold that they name
+
+
+def array(descr="<f4", shape="(2,)", data=bytes(8)):
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
+
+
+def launch(text, data=b""):
+    return text.encode() + b"\0" + data
+
+
+MAP = "tensor_map = { buffer = \"a\", dtype = \"f16\", dims = [192, 128], strides = [384], box = [64, 128], swizzle = 128 }\n"
+FILLED = "grid = [1]\n[buffer.a]\ndtype = \"f16\"\nshape = [192, 128]\nfill = \"random:3\"\n"
+save("launch", "whole", launch(
+    "entry = \"k\"\ngrid = [4, 1, 1]\nblock = [256]\ncluster = [2, 1]\nshared = 98352\n[buffer.a]\nfile = \"a.npy\"\nexpect = \"b.npy\"\n"
+    "rtol = 1e-5\natol = 0\n[[arg]]\nbuffer = \"a\"\n[[arg]]\nbytes = \"00ff 10\"\n", array()))
+save("launch", "map", launch(FILLED + "[[arg]]\nu64 = 7\n[[arg]]\n" + MAP))
+save("launch", "numbers", launch("grid = [1]\n" + "".join(
+    f"[[arg]]\n{kind} = {value}\n" for kind, value in (("u32", 64), ("i32", -1), ("u64", 2**63 - 1), ("i64", -2**63), ("f32", 0.5), ("f64", "nan")))))
+save("launch", "huge_shape", launch("grid = [1]\n[buffer.a]\ndtype = \"f64\"\nshape = [4294967296, 4294967296]\nfill = \"arange\"\n"))
+save("launch", "large_fill", launch("grid = [1]\n[buffer.a]\ndtype = \"u8\"\nshape = [2147483648]\nfill = \"random:1\"\n"))
+save("launch", "two_large_fills", launch("grid = [1]\n" + "".join(
+    f"[buffer.{name}]\ndtype = \"u8\"\nshape = [2147483648]\nfill = \"zeros\"\n" for name in "ab")))
+save("launch", "huge_grid", launch("grid = [4294967295, 4294967295, 4294967295]\n"))
+save("launch", "four_sides", launch("grid = [1, 1, 1, 1]\n"))
+save("launch", "no_such_buffer", launch("grid = [1]\n[[arg]]\nbuffer = \"x\"\n[[arg]]\nu32 = 1\n"))
+save("launch", "two_kinds", launch("grid = [1]\n[[arg]]\nu32 = 1\ni32 = 1\n[[arg]]\n"))
+save("launch", "odd_digits", launch("grid = [1]\n[[arg]]\nbytes = \"0\"\n[[arg]]\nbytes = \"\u00e9\u00e9\"\n"))
+save("launch", "odd_maps", launch(FILLED + "[[arg]]\n" + MAP.replace("[384]", "[]") + "[[arg]]\n" + MAP.replace("[64, 128]", "[0, 4294967295]")))
+save("launch", "array_that_lies", launch("grid = [1]\n[buffer.a]\nfile = \"a.npy\"\n", array(shape="(18446744073709551615, 2)")))
+save("launch", "expects_another_size", launch(FILLED.replace("random:3", "zeros") + "expect = \"b.npy\"\n", array()))
+save("launch", "no_text", launch("grid = [1]\n[buffer.\"a\\nb\"]\nfill = \"x\\ny\"\n"))
+save("launch", "cut", launch("grid = [1]\n[buffer.a")[:-1])
+save("launch", "nothing", b"")

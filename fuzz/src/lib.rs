@@ -4,9 +4,12 @@ use std::sync::OnceLock;
 
 pub mod checkpoints;
 pub mod kernels;
+pub mod launches;
 pub mod tank;
 
 use checkpoints::Target;
+// The launch reader's sources look for these here.
+use launches::{Error, Result};
 
 /// The target that the variable `TARGET` names.
 ///

@@ -1,6 +1,7 @@
 //! The launch file: what a kernel is given, and what should come of it.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use ptx::Kernel;
@@ -14,6 +15,8 @@ use crate::{Error, Result};
 
 /// Bytes that all buffers of a launch may have together.
 const MOST_BYTES: u64 = 2 << 30;
+/// Bytes of a launch file.
+const MOST_TEXT: u64 = 16 << 20;
 /// Blocks of a grid.
 const MOST_BLOCKS: u64 = 1 << 20;
 
@@ -76,14 +79,23 @@ struct MapFile {
     swizzle: u32,
 }
 
+/// What a buffer holds at first. What fills one is made when it is needed.
+#[derive(Debug)]
+enum Start {
+    Array(Vec<u8>),
+    Fill(Fill),
+}
+
+/// Gives the bytes of a file that a launch file names, or says what is wrong with it.
+pub type Bytes<'f> = dyn Fn(&Path) -> std::result::Result<Vec<u8>, String> + 'f;
+
 /// What a buffer holds at first and should hold in the end.
 #[derive(Debug)]
 struct Contents {
     name: String,
     dtype: Dtype,
     count: usize,
-    /// `None` where nothing was written.
-    bytes: Option<Vec<u8>>,
+    start: Start,
     expect: Option<Vec<u8>>,
     rtol: f64,
     atol: f64,
@@ -103,13 +115,24 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Reads a launch file, and the arrays that it names.
+    /// Reads a launch file, and the arrays that it names, which are beside it.
     pub fn open(path: &Path) -> Result<Launch> {
         let refuse = |what: String| Error::CannotCheck { what: format!("{path:?}: {what}") };
-        let text = std::fs::read_to_string(path).map_err(|error| refuse(format!("{error}; name a launch file")))?;
-        let file: File = toml::from_str(&text).map_err(|error| {
-            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-            refuse(format!("line {line}: {}", error.message()))
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let text = bytes_of(path, MOST_TEXT)
+            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".to_string()));
+        let text = text.map_err(|what| refuse(format!("{what}; name a launch file")))?;
+        Launch::read(path, &text, &|file| bytes_of(&folder.join(file), MOST_BYTES))
+    }
+
+    /// Reads the text of a launch file; `file` gives the bytes of those that it names.
+    pub fn read(path: &Path, text: &str, file: &Bytes<'_>) -> Result<Launch> {
+        let refuse = |what: String| Error::CannotCheck { what: format!("{path:?}: {what}") };
+        let bytes_of_file = file;
+        let file: File = toml::from_str(text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let line = before.map_or(1, |before| 1 + before.matches('\n').count());
+            refuse(format!("line {line}: {}", error.message().replace('\n', "; ")))
         })?;
         let sides = |what: &str, sides: &[u32]| match *sides {
             [x] => Ok([x, 1, 1]),
@@ -124,10 +147,9 @@ impl Launch {
         }
         let block = file.block.as_deref().map(|block| sides("block", block)).transpose()?;
         let cluster = file.cluster.as_deref().map(|cluster| sides("cluster", cluster)).transpose()?;
-        let folder = path.parent().unwrap_or(Path::new("."));
         let (mut buffers, mut left) = (Vec::new(), MOST_BYTES);
         for (name, buffer) in file.buffer {
-            let contents = contents(&name, buffer, folder, &mut left)
+            let contents = contents(&name, buffer, bytes_of_file, &mut left)
                 .map_err(|what| refuse(format!("buffer {name:?}: {what}")))?;
             buffers.push(contents);
         }
@@ -137,9 +159,12 @@ impl Launch {
 
     /// A device with the buffers.
     pub fn memory(&self, mut gpu: Gpu) -> (Gpu, Vec<Buffer>) {
-        let place = |buffer: &Contents| match &buffer.bytes {
-            Some(bytes) => gpu.upload(&buffer.name, bytes),
-            None => gpu.alloc(&buffer.name, buffer.count * buffer.dtype.bytes()),
+        let place = |buffer: &Contents| match &buffer.start {
+            Start::Array(bytes) => gpu.upload(&buffer.name, bytes),
+            Start::Fill(fill) => match fill.bytes(buffer.dtype, buffer.count) {
+                Some(bytes) => gpu.upload(&buffer.name, &bytes),
+                None => gpu.alloc(&buffer.name, buffer.count * buffer.dtype.bytes()),
+            },
         };
         let buffers = self.buffers.iter().map(place).collect();
         (gpu, buffers)
@@ -255,24 +280,32 @@ fn dtype(name: &str) -> std::result::Result<Dtype, String> {
     Dtype::named(name).ok_or_else(|| format!("dtype is {name:?}; known are {}", Dtype::names()))
 }
 
-fn array(folder: &Path, path: &Path) -> std::result::Result<Array, String> {
-    let path = folder.join(path);
-    let bytes = std::fs::metadata(&path).map_err(|error| format!("{path:?}: {error}"))?.len();
-    if bytes > MOST_BYTES {
-        return Err(format!("{path:?} has {bytes} bytes; at most {MOST_BYTES} are read"));
+/// The bytes of a file, if it is one, and no longer than it may be. Devices and pipes may have no end.
+fn bytes_of(path: &Path, most: u64) -> std::result::Result<Vec<u8>, String> {
+    let file = std::fs::File::open(path).map_err(|error| format!("{path:?}: {error}"))?;
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err(format!("{path:?} is no file"));
     }
-    let bytes = std::fs::read(&path).map_err(|error| format!("{path:?}: {error}"))?;
-    npy(&bytes).map_err(|what| format!("{path:?}: {what}"))
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes).map_err(|error| format!("{path:?}: {error}"))?;
+    if bytes.len() as u64 > most {
+        return Err(format!("{path:?} has more than {most} bytes"));
+    }
+    Ok(bytes)
 }
 
-fn contents(name: &str, file: BufferFile, folder: &Path, left: &mut u64) -> std::result::Result<Contents, String> {
+fn array(path: &Path, bytes: &Bytes<'_>) -> std::result::Result<Array, String> {
+    npy(&bytes(path)?).map_err(|what| format!("{path:?}: {what}"))
+}
+
+fn contents(name: &str, file: BufferFile, bytes: &Bytes<'_>, left: &mut u64) -> std::result::Result<Contents, String> {
     let named = file.dtype.as_deref().map(dtype).transpose()?;
-    let (dtype, count, bytes) = match (&file.file, &file.fill) {
+    let (dtype, count, start) = match (&file.file, &file.fill) {
         (Some(path), None) => {
-            let array = array(folder, path)?;
+            let array = array(path, bytes)?;
             // The launch file may know better what the bits mean.
             let dtype = named.filter(|dtype| dtype.bytes() == array.dtype.bytes()).unwrap_or(array.dtype);
-            (dtype, array.bytes.len() / dtype.bytes(), Some(array.bytes))
+            (dtype, array.bytes.len() / dtype.bytes(), Start::Array(array.bytes))
         }
         (None, Some(fill)) => {
             let known = Fill::named(fill);
@@ -281,11 +314,11 @@ fn contents(name: &str, file: BufferFile, folder: &Path, left: &mut u64) -> std:
                 return Err("a fill wants dtype and shape".into());
             };
             let count = shape.iter().try_fold(1u64, |count, side| count.checked_mul(*side));
-            let bytes = count.and_then(|count| count.checked_mul(dtype.bytes() as u64));
-            let Some((count, _)) = count.zip(bytes.filter(|bytes| *bytes <= *left)) else {
+            let size = count.and_then(|count| count.checked_mul(dtype.bytes() as u64));
+            let Some((count, _)) = count.zip(size.filter(|bytes| *bytes <= *left)) else {
                 return Err(format!("shape {shape:?} is too large; all buffers may have {MOST_BYTES} bytes together"));
             };
-            (dtype, count as usize, fill.bytes(dtype, count as usize))
+            (dtype, count as usize, Start::Fill(fill))
         }
         _ => return Err("give either file, or fill with dtype and shape".into()),
     };
@@ -293,16 +326,59 @@ fn contents(name: &str, file: BufferFile, folder: &Path, left: &mut u64) -> std:
     *left = left
         .checked_sub(size)
         .ok_or_else(|| format!("all buffers may have {MOST_BYTES} bytes together, and this is one too many"))?;
-    let expect = file.expect.as_deref().map(|path| array(folder, path)).transpose()?;
+    let expect = file.expect.as_deref().map(|path| array(path, bytes)).transpose()?;
     if let Some(expect) = expect.as_ref().filter(|expect| expect.bytes.len() as u64 != size) {
         return Err(format!("it has {size} bytes, and {} are expected of it", expect.bytes.len()));
     }
     let (rtol, atol, expect) = (file.rtol, file.atol, expect.map(|expect| expect.bytes));
-    Ok(Contents { name: name.to_owned(), dtype, count, bytes, expect, rtol, atol })
+    Ok(Contents { name: name.to_owned(), dtype, count, start, expect, rtol, atol })
 }
 
 fn unhex(hex: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = hex.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     digits.len().is_multiple_of(2).then(|| digits.chunks(2).map(byte).collect())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every seed of the fuzzer, as it reads them: up to a zero the launch file, and behind that what its arrays hold.
+    #[test]
+    fn launch_files_that_lie_get_a_sentence() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/launch");
+        let mut refused = Vec::new();
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            let at = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+            let text = std::str::from_utf8(&bytes[..at]).unwrap();
+            let array = bytes.get(at + 1..).unwrap_or_default();
+            if let Err(error) = Launch::read(&path, text, &|_| Ok(array.to_vec())) {
+                let message = error.to_string();
+                assert!(message.len() > 20 && !message.contains('\n'), "{message}");
+                refused.push(path.file_name().unwrap().to_string_lossy().into_owned());
+            }
+        }
+        refused.sort();
+        let wanted = [
+            "array_that_lies",
+            "cut",
+            "expects_another_size",
+            "four_sides",
+            "huge_grid",
+            "huge_shape",
+            "no_text",
+            "nothing",
+            "two_large_fills",
+        ];
+        assert_eq!(refused, wanted);
+    }
+
+    #[test]
+    fn what_has_no_end_is_not_read() {
+        let refusal = bytes_of(Path::new("/dev/zero"), MOST_BYTES).unwrap_err();
+        assert!(refusal.contains("is no file"), "{refusal}");
+    }
 }
