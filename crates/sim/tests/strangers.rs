@@ -490,6 +490,23 @@ fn a_shuffle_takes_its_segment_from_a_register() {
 }
 
 #[test]
+fn a_barrier_counts_votes() {
+    let of = |vote: &str, result: &str| {
+        let body = format!("setp.lt.u32 %p1, %t, 40; {vote} {result} cvt.u64.u32 %d1, %r2; st.global.b64 [%o], %d1;");
+        let found = results([48, 1, 1], &[0; 8], &body);
+        assert!(found.iter().all(|word| *word == found[0]), "{found:?}");
+        found[0]
+    };
+    let selected = "selp.u32 %r2, 1, 0, %p2;";
+    assert_eq!(of("bar.red.popc.u32 %r2, 0, %p1;", ""), 40);
+    assert_eq!(of("bar.red.popc.u32 %r3, 0, %p1; bar.red.popc.u32 %r2, 0, !%p1;", ""), 8);
+    assert_eq!(of("bar.red.or.pred %p2, 1, %p1;", selected), 1);
+    assert_eq!(of("bar.red.and.pred %p2, 1, %p1;", selected), 0);
+    assert_eq!(of("setp.eq.u32 %p1, 1, 1; barrier.cta.red.and.pred %p2, 1, %p1;", selected), 1);
+    assert_eq!(of("setp.eq.u32 %p1, 1, 2; bar.red.or.pred %p2, 1, %p1;", selected), 0);
+}
+
+#[test]
 fn floats_are_reduced_over_a_warp() {
     let of = |op: &str| {
         let body = format!(

@@ -174,7 +174,7 @@ pub fn npy(bytes: &[u8]) -> Result<Array, String> {
     }
     let shape = value("shape").and_then(|rest| rest.strip_prefix('(')?.split(')').next()).ok_or("it has no shape")?;
     let sides = shape.split(',').map(str::trim).filter(|side| !side.is_empty());
-    let shape = sides.map(|side| side.parse::<u64>().map_err(|_| format!("its shape is ({shape})")));
+    let shape = sides.map(|side| side.parse::<u64>().map_err(|_| format!("its shape is {shape:?}")));
     let shape = shape.collect::<Result<Vec<u64>, String>>()?;
     let count = shape.iter().try_fold(dtype.bytes() as u64, |count, side| count.checked_mul(*side));
     if count != Some(data.len() as u64) {

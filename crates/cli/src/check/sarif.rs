@@ -71,6 +71,7 @@ mod tests {
             suppressed: vec![Suppressed { finding: finding("seen", Some(2)), reason: "known".into() }],
             unused_suppressions: Vec::new(),
             profile: Vec::new(),
+            mutations: None,
         };
         let run = &sarif(&report, "k.ptx")["runs"][0];
         assert_eq!(run["tool"]["driver"]["rules"].as_array().map(Vec::len), Some(1));

@@ -79,14 +79,12 @@ impl CellShape {
         }
     }
 
-    /// The stretches of columns, from the address on, that so many registers reach.
-    pub fn columns(self, registers: u32) -> Vec<std::ops::Range<u32>> {
+    /// The stretches of columns, from the address on, that so many registers reach: the first of each, and how many.
+    pub fn columns(self, registers: u32) -> Vec<(u32, u32)> {
         match self {
-            CellShape::L16x64b => vec![0..2 * registers],
-            CellShape::L16x32bx2(split) if split != registers => vec![0..registers, split..split + registers],
-            CellShape::L16x32bx2(_) => vec![0..2 * registers],
-            CellShape::L16x128b | CellShape::L16x256b => vec![0..2 * registers],
-            CellShape::L32x32b => vec![0..registers],
+            CellShape::L16x32bx2(split) if split != registers => vec![(0, registers), (split, registers)],
+            CellShape::L32x32b => vec![(0, registers)],
+            _ => vec![(0, 2 * registers)],
         }
     }
 
@@ -231,7 +229,7 @@ mod tests {
         for (shape, registers) in [(L32x32b, 8), (L16x64b, 4), (L16x128b, 4), (L16x256b, 8), (L16x32bx2(64), 16)] {
             let cells = (0..32).flat_map(|thread| (0..registers).map(move |register| shape.cell(thread, register)));
             let reached: BTreeSet<(u32, u32)> = cells.collect();
-            let columns = shape.columns(registers).into_iter().flatten();
+            let columns = shape.columns(registers).into_iter().flat_map(|(first, count)| first..first + count);
             let wanted = columns.flat_map(|column| (0..shape.lanes()).map(move |lane| (lane, column)));
             assert_eq!(reached, wanted.collect(), "{shape:?}");
         }

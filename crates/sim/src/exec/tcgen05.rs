@@ -363,9 +363,8 @@ impl Exec<'_, '_> {
         }
         let (slot, number) = self.number(way);
         let record = self.detached(Proxy::Generic, FULL, slot, number);
-        for columns in shape.columns(count) {
-            let (column, columns) = (column + columns.start, columns.len() as u32);
-            let cells = Cells { block: self.rank, lane, lanes: shape.lanes(), column, columns };
+        for (first, columns) in shape.columns(count) {
+            let cells = Cells { block: self.rank, lane, lanes: shape.lanes(), column: column + first, columns };
             self.touch_tensor(cells, way == STORES, None, record, None)?;
         }
         for (number, reg) in (0..).zip(regs) {

@@ -4,9 +4,9 @@ use super::compute::element;
 use super::words::Words;
 use super::{Lower, Refusal};
 use crate::instr::{
-    Access, Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, CellShape, Collector, CtaGroup, DenseKind, Fence,
-    FloatMode, LoadOrder, MatrixA, Memory, Op, Semantics, SpecialRegister, StoreOrder, Tcgen05, TensorA, TernaryOp,
-    UnaryOp, Warp, Wgmma, Width,
+    Access, Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Comparison, CtaGroup,
+    DenseKind, Fence, FloatMode, Guard, LoadOrder, MatrixA, Memory, Op, Semantics, SpecialRegister, StoreOrder,
+    Tcgen05, TensorA, TernaryOp, UnaryOp, Warp, Wgmma, Width,
 };
 use crate::parse::syntax::Operand;
 use crate::print;
@@ -14,6 +14,14 @@ use crate::tensor_map::{MapField, TensorMap};
 use crate::types::{self, Address, Bank, Base, DataType, RegId, Scope, Space};
 
 const GROUPS: [(&str, CtaGroup); 2] = [("cta_group::1", CtaGroup::One), ("cta_group::2", CtaGroup::Two)];
+
+/// What a barrier answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Vote {
+    Count,
+    All,
+    Any,
+}
 
 /// Instructions before a multiplication among which its mask of lanes is looked for.
 const NEAR: usize = 256;
@@ -73,6 +81,7 @@ impl<'t> Lower<'_, 't> {
                     _ => return Err(Refusal::Unknown),
                 }
             }
+            _ if words.take("red") => return self.vote(opcode, words, operands),
             _ => {
                 words.take("cta");
                 // `bar` is `barrier` with all lanes of a warp together.
@@ -87,6 +96,65 @@ impl<'t> Lower<'_, 't> {
                     }
                     _ => return Err(Refusal::Unknown),
                 }
+            }
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// A barrier of the whole block that counts those in which a predicate holds: a word of shared memory is cleared,
+    /// counted up and read, with a barrier before each.
+    fn vote(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        use types::Operand::{Imm, Reg};
+        words.take("cta");
+        let aligned = opcode == "bar" || words.take("aligned");
+        let kinds = [("popc", Vote::Count), ("and", Vote::All), ("or", Vote::Any)];
+        let ([dst, id, pred], Some(kind), None, Some(offset)) = (operands, words.pick(&kinds), self.guard, self.votes)
+        else {
+            return Err(Refusal::Unknown);
+        };
+        all(words, &[if kind == Vote::Count { "u32" } else { "pred" }])?;
+        let (pred, negated) = match pred {
+            Operand::Not(pred) => (self.register(pred, Bank::Pred)?, true),
+            pred => (self.register(pred, Bank::Pred)?, false),
+        };
+        let (id, ty, mode) = (self.word(id)?, DataType::U32, FloatMode::PLAIN);
+        let meet = || Barrier::NamedSync { aligned, id, threads: None };
+        let addr = Address { base: Base::SharedStart, offset: offset as i32 };
+        // The first thread clears the word.
+        let mut place = Imm(0);
+        for which in [SpecialRegister::TidX, SpecialRegister::TidY, SpecialRegister::TidZ] {
+            let (side, sum) = (self.fresh(Bank::B32)?, self.fresh(Bank::B32)?);
+            self.emit(Arith::Special { dst: side, which });
+            self.emit(Arith::Binary { op: BinaryOp::Or, ty, mode, dst: sum, a: Reg(side), b: place });
+            place = Reg(sum);
+        }
+        let (first, zero) = (self.fresh(Bank::Pred)?, self.fresh(Bank::B32)?);
+        self.emit(Arith::Compare { cmp: Comparison::Eq, ty, dst: first, a: place, b: Imm(0) });
+        self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst: zero, a: Imm(0) });
+        self.emit(meet());
+        self.guard = Some(Guard { pred: first, negated: false });
+        let (space, width) = (Space::Shared, Width::B32);
+        self.emit(Memory::Store { space, order: StoreOrder::Weak, width, srcs: vec![zero], addr });
+        self.guard = None;
+        self.emit(meet());
+        // Those that speak against all are counted where all are asked for.
+        self.guard = Some(Guard { pred, negated: negated != (kind == Vote::All) });
+        let (op, scope) = (AtomicOp::Add, Scope::Block);
+        self.emit(Memory::Atomic { space, op, ty, acq_rel: false, scope, dst: None, addr, a: Imm(1), b: None });
+        self.guard = None;
+        self.emit(meet());
+        let count = self.fresh(Bank::B32)?;
+        self.emit(Memory::Load { space, order: LoadOrder::Weak, width, dsts: vec![count], addr });
+        let op = match kind {
+            Vote::Count => {
+                let dst = self.register(dst, Bank::B32)?;
+                Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: Reg(count) }
+            }
+            _ => {
+                let (dst, cmp) =
+                    (self.register(dst, Bank::Pred)?, if kind == Vote::All { Comparison::Eq } else { Comparison::Ne });
+                Arith::Compare { cmp, ty, dst, a: Reg(count), b: Imm(0) }
             }
         };
         self.emit(op);

@@ -123,7 +123,7 @@ impl<'t> Lower<'_, 't> {
                 Arith::Select { ty, dst, a: self.value(a, ty)?, b: self.value(b, ty)?, pred }
             }
             "cvt" if words.has("tf32") && words.take("rna") && words.take("tf32") => {
-                return self.to_tf32(words, operands);
+                return self.tf32(words, operands);
             }
             "cvt" => self.convert(words, operands)?,
             "cvta" => return self.address_cast(words, operands),
@@ -233,7 +233,7 @@ impl<'t> Lower<'_, 't> {
     }
 
     /// f32 rounded to nearest with ties away from zero, to the 19 bits of tf32.
-    fn to_tf32(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+    fn tf32(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         use crate::types::Operand::Imm;
         let [dst, a] = self.exactly(operands)?;
         words.take("f32");

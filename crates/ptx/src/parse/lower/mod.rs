@@ -86,6 +86,8 @@ struct Lower<'m, 't> {
     dynamic: u32,
     /// Whether generic addresses are all those of global memory, since nobody makes others.
     generic: bool,
+    /// A word of shared memory in which barriers count votes, if there are such.
+    votes: Option<u32>,
     /// Of the functions that are being put in place of their calls, where each one's end is.
     returns: Vec<Label>,
     /// Calls that were replaced.
@@ -144,6 +146,7 @@ pub(super) fn lower<'t>(
         registers: 0,
         dynamic: 0,
         generic: false,
+        votes: None,
         returns: Vec::new(),
         inlined: 0,
         guard: None,
@@ -300,6 +303,17 @@ fn used<'t>(body: &[Statement<'t>], names: &mut HashSet<&'t str>) {
             _ => {}
         }
     }
+}
+
+/// Whether some barrier counts votes (`bar.red`).
+fn votes(body: &[Statement<'_>]) -> bool {
+    body.iter().any(|statement| match statement {
+        Statement::Instruction(instruction) => {
+            matches!(instruction.opcode.text, "bar" | "barrier") && instruction.modifiers.contains(&"red")
+        }
+        Statement::Block(inner) => votes(inner),
+        _ => false,
+    })
 }
 
 /// Whether an address of one of some windows is made a generic one.
@@ -470,6 +484,11 @@ impl<'t> Lower<'_, 't> {
             }
         }
         bodies.iter().try_for_each(|body| self.local_shared(body))?;
+        if bodies.iter().any(|body| votes(body)) {
+            let (name, offset) = ("votes".to_string(), self.kernel.shared_bytes().next_multiple_of(4));
+            self.kernel.shared.push(Region { name, offset, bytes: 4, align: 4 });
+            self.votes = Some(offset);
+        }
         let align = extern_align.max(1);
         self.dynamic = self.kernel.shared_bytes().next_multiple_of(align);
         if dynamic > 0 {
