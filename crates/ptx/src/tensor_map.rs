@@ -78,7 +78,7 @@ pub enum MapField {
 
 impl MapField {
     /// Where it is among the 128 bytes.
-    pub(crate) fn offset(self) -> u32 {
+    pub fn offset(self) -> u32 {
         match self {
             MapField::Address => 0,
             MapField::Stride(dim) => 8 + 8 * dim,

@@ -100,6 +100,26 @@ fn a_wrong_result_is_a_finding() {
 }
 
 #[test]
+fn mistakes_in_a_kernel_are_counted() {
+    let folder = folder();
+    let right = neighbours("bar.sync 0;");
+    let output = check(folder.path(), &right, LAUNCH, &["--mutations", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let mutations = &report["mutations"];
+    assert_eq!((mutations["made"].as_u64(), mutations["caught"].as_u64()), (Some(6), Some(5)), "{mutations}");
+    let of_barriers =
+        mutations["kinds"].as_array().unwrap().iter().find(|kind| kind["mistake"] == "named barrier dropped");
+    assert_eq!(of_barriers.unwrap()["caught"], 1);
+    // All threads store: whether they are asked makes no difference.
+    assert_eq!(mutations["survivors"][0]["mistake"], "guard dropped");
+    // Of a kernel that has a finding itself nothing is counted.
+    let output = check(folder.path(), &neighbours(""), LAUNCH, &["--mutations", "--json"]);
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((output.status.code(), report.get("mutations")), (Some(1), None));
+}
+
+#[test]
 fn what_cannot_be_run_is_said_in_one_line() {
     let folder = folder();
     let right = neighbours("bar.sync 0;");

@@ -82,9 +82,10 @@ fn an_acquire_that_drops_the_old_value_is_refused() {
 }
 
 #[test]
-fn a_warp_reduction_of_floats_is_refused() {
-    let op = Warp::Reduce { op: ReduceOp::Add, ty: DataType::F32, dst: r(0), a: r(0), mask: imm(1) };
-    assert!(matches!(broken(op), Rule::NoSuchForm { .. }));
+fn a_warp_reduction_of_floats_is_for_the_largest_and_on_blackwell() {
+    let reduce = |op| Warp::Reduce { op, ty: DataType::F32, dst: r(0), a: r(0), mask: imm(1) };
+    assert!(matches!(broken_blackwell(reduce(ReduceOp::Add)), Rule::NoSuchForm { .. }));
+    assert!(matches!(broken(reduce(ReduceOp::Max)), Rule::Feature { feature: Feature::Tcgen05, .. }));
 }
 
 #[test]
