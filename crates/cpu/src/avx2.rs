@@ -31,8 +31,8 @@ const FINISH: f64 = 1.2e-9;
 /// Columns of a vector.
 const HALF: usize = COLUMNS / 2;
 
-/// Tiles that are streamed.
-const STREAMED: [(usize, usize); 4] = [(1, 16), (2, 16), (3, 16), (4, 16)];
+/// The least and the largest tile that a stream takes at once.
+const STREAMED: [(usize, usize); 2] = [(1, COLUMNS), (Avx2::TOGETHER, COLUMNS)];
 
 /// The backend for AVX2 with FMA and F16C.
 #[derive(Debug)]
@@ -60,14 +60,11 @@ impl InstructionSet for Avx2 {
     }
 
     fn rates(activation: Activation) -> Rates {
-        let dense = || {
-            Rates::of(&DenseKernel::<Avx2>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 }).with_few(
-                &FewKernel::<Avx2>::NEW,
-                Self::TOGETHER,
-                Speed { expand: 12e-9, multiply: 6e-9 },
-                &STREAMED,
-            )
-        };
+        let dense =
+            || {
+                Rates::of(&DenseKernel::<Avx2>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 })
+                    .with_few(&FewKernel::<Avx2>::NEW, Speed { expand: 12e-9, multiply: 6e-9 }, &STREAMED)
+            };
         // The loops differ in their speeds only, and those are measured.
         let integer = || {
             Rates::of(&IntegerKernel::<Avx2>::NEW, "integer", FINISH, Speed { expand: 10e-9, multiply: 8e-9 })

@@ -27,8 +27,8 @@ use op::{Activation, Arithmetic, Config, Error, Operands, Problem, Result, Team}
 /// Seconds to finish a result.
 pub(super) const FINISH: f64 = 0.7e-9;
 
-/// Tiles that are streamed.
-const STREAMED: [(usize, usize); 8] = [(1, 16), (2, 16), (3, 16), (4, 16), (5, 16), (6, 16), (7, 16), (8, 16)];
+/// The least and the largest tile that a stream takes at once.
+const STREAMED: [(usize, usize); 2] = [(1, COLUMNS), (Avx512::TOGETHER, COLUMNS)];
 
 /// The backend for AVX-512, with VNNI or without.
 #[derive(Debug)]
@@ -60,14 +60,11 @@ impl InstructionSet for Avx512 {
     }
 
     fn rates(activation: Activation) -> Rates {
-        let dense = || {
-            Rates::of(&DenseKernel::<Avx512>::NEW, "dense", FINISH, Speed { expand: 11e-9, multiply: 5.5e-9 }).with_few(
-                &FewKernel::<Avx512>::NEW,
-                Self::TOGETHER,
-                Speed { expand: 8e-9, multiply: 3e-9 },
-                &STREAMED,
-            )
-        };
+        let dense =
+            || {
+                Rates::of(&DenseKernel::<Avx512>::NEW, "dense", FINISH, Speed { expand: 11e-9, multiply: 5.5e-9 })
+                    .with_few(&FewKernel::<Avx512>::NEW, Speed { expand: 8e-9, multiply: 3e-9 }, &STREAMED)
+            };
         // The loops differ in their speeds only, and those are measured.
         let integer = || {
             Rates::of(&IntegerKernel::<Vnni>::NEW, "integer", FINISH, Speed { expand: 5e-9, multiply: 2e-9 })

@@ -10,7 +10,7 @@
 //!
 //! A configuration with a depth of one chunk is computed so, whatever else it says, and others by `dense`: an element's
 //! bits depend on the depth alone. Tiles that cannot be streamed (a panel with fewer columns, a K that is no multiple
-//! of a chunk, more tokens) take the same steps over copies of the packed blocks.
+//! of a chunk) take the same steps over copies of the packed blocks.
 
 use std::marker::PhantomData;
 
@@ -37,7 +37,7 @@ pub(super) trait FewLoops: Sized + Sync {
     const TOGETHER: usize;
 
     /// [`PanelStream::run`].
-    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>, 1>);
+    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>>);
 
     /// [`Stretch::add`].
     unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>);
@@ -55,7 +55,7 @@ macro_rules! few_loops {
             const TOGETHER: usize = $together;
 
             #[target_feature(enable = $features)]
-            unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>, 1>) {
+            unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>>) {
                 // SAFETY: the function wants the instructions, which the caller promises.
                 unsafe { stream.run::<TOKENS>() }
             }
@@ -107,6 +107,7 @@ impl<L: FewLoops> Kernel for FewKernel<L> {
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
+    const STREAM_ROWS: Option<usize> = Some(L::TOGETHER);
 
     /// Tokens a multiple of a page apart would want the same places of L1: they get a line more.
     fn group_len(blocks: usize) -> usize {
@@ -137,9 +138,10 @@ impl<L: FewLoops> Kernel for FewKernel<L> {
     }
 
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
-        let rows = tile.rows;
-        // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        rows <= L::TOGETHER && tile.by_panels(|stream| unsafe { for_tokens!(rows, L::TOGETHER, L::stream(stream)) })
+        tile.by_panels(L::TOGETHER, |stream| {
+            // SAFETY: the schedule runs this kernel only where its backend found the instructions.
+            unsafe { for_tokens!(stream.sums.len(), L::TOGETHER, L::stream(stream)) }
+        })
     }
 
     fn finish(&self, finish: Finish<'_>) {
@@ -193,7 +195,7 @@ impl Stretch<'_> {
     }
 }
 
-impl<L: FewLoops> PanelStream<'_, FewKernel<L>, 1> {
+impl<L: FewLoops> PanelStream<'_, FewKernel<L>> {
     /// Computes the sums of `TOKENS` tokens.
     ///
     /// # Safety
@@ -201,7 +203,7 @@ impl<L: FewLoops> PanelStream<'_, FewKernel<L>, 1> {
     /// The processor must have the instructions.
     #[inline(always)]
     pub(super) unsafe fn run<const TOKENS: usize>(self) {
-        let ([panel], [next], [sums]) = (self.panels, self.next, self.sums);
+        let Self { panel, next, sums, .. } = self;
         assert!(sums.len() == TOKENS && self.tokens.len() == TOKENS * self.group_len);
         assert!(panel.len() * CHUNK_BLOCKS * BLOCK <= self.group_len);
         let mut token = self.tokens.as_ptr();

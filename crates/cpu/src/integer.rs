@@ -134,7 +134,7 @@ pub(super) trait IntegerLoops: Sized + Sync {
     unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, IntegerKernel<Self>, PANELS>);
 
     /// [`PanelStream::run`].
-    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, IntegerKernel<Self>, 1>);
+    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, IntegerKernel<Self>>);
 
     /// [`Finish::write`].
     unsafe fn finish(finish: Finish<'_>);
@@ -163,7 +163,7 @@ macro_rules! integer_loops {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, IntegerKernel<Self>, 1>) {
+            unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, IntegerKernel<Self>>) {
                 // SAFETY: the function wants the instructions, which the caller promises.
                 unsafe { stream.run::<TOKENS>() }
             }
@@ -202,6 +202,7 @@ impl<L: IntegerLoops> Kernel for IntegerKernel<L> {
     const ROWS: usize = 1;
     const BLOCKS: usize = 1;
     const PANELS: usize = 2;
+    const STREAM_ROWS: Option<usize> = Some(L::FEW);
 
     fn group_len(blocks: usize) -> usize {
         blocks
@@ -220,9 +221,10 @@ impl<L: IntegerLoops> Kernel for IntegerKernel<L> {
     }
 
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
-        let rows = tile.rows;
-        // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        rows <= L::FEW && tile.by_panels(|stream| unsafe { for_tokens!(rows, L::FEW, L::stream(stream)) })
+        tile.by_panels(L::FEW, |stream| {
+            // SAFETY: the schedule runs this kernel only where its backend found the instructions.
+            unsafe { for_tokens!(stream.sums.len(), L::FEW, L::stream(stream)) }
+        })
     }
 
     fn finish(&self, finish: Finish<'_>) {
@@ -355,7 +357,7 @@ impl<L: IntegerLoops, const PANELS: usize> Band<'_, IntegerKernel<L>, PANELS> {
     }
 }
 
-impl<L: IntegerLoops> PanelStream<'_, IntegerKernel<L>, 1> {
+impl<L: IntegerLoops> PanelStream<'_, IntegerKernel<L>> {
     /// Computes the sums of `TOKENS` tokens, weights looked up in registers.
     ///
     /// # Safety
@@ -363,7 +365,7 @@ impl<L: IntegerLoops> PanelStream<'_, IntegerKernel<L>, 1> {
     /// The processor must have the instructions.
     #[inline(always)]
     pub(super) unsafe fn run<const TOKENS: usize>(self) {
-        let ([panel], [next], [sums]) = (self.panels, self.next, self.sums);
+        let Self { panel, next, sums, .. } = self;
         assert!(panel.len() * CHUNK_BLOCKS <= self.group_len && sums.len() == TOKENS);
         assert!(self.tokens.len() == TOKENS * self.group_len);
         let (lanes, token) = (<L::Dots as Dots>::Floats::LANES, self.tokens.as_ptr());
@@ -486,22 +488,30 @@ mod tests {
     /// The results of problems of odd sizes, in a stream and in bands of one to six tokens, all bits of them.
     fn bits<L: IntegerLoops + Send + 'static>() -> Vec<u32> {
         let (backend, team): (&'static dyn Backend, _) = (const { &Cpu::<Alone<L>>::NEW }, team(Some(2)).unwrap());
-        let (mut bits, streamed) =
-            (Vec::new(), "strategy=ping-pong,tile=8x16,depth=64,stages=2,epilogue=direct,schedule=tile");
+        let mut bits = Vec::new();
         for (m, n, k) in [(1, 16, 64), (3, 40, 128), (4, 48, 192), (5, 33, 208), (8, 32, 320), (17, 51, 336)] {
             let problem = Problem::new(vec![Shape::new(m, n, k)], Gate::Silu, Activation::NvFp4, Output::F32).unwrap();
             let weights = [Weights::gated(matrix(n, k, 1), matrix(n, k, 2)).unwrap()];
             let packed = backend.prepack(&weights, &team).unwrap();
             let tokens = [matrix(m, k, 3).into()];
-            for way in [streamed, "strategy=interleaved,tile=64x32,depth=128,stages=1,epilogue=direct,schedule=tile"] {
-                let config = way.parse::<Request>().unwrap().complete().unwrap();
+            let results = |way: &str| {
+                let config = format!("{way},epilogue=direct,schedule=tile").parse::<Request>().unwrap();
+                let config = config.complete().unwrap();
                 let mut c = [Values::from(vec![f32::NAN; m * n])];
                 let mut targets = Target::all(&mut c);
                 let call = Call::new((backend, config), &problem, packed.as_ref(), &tokens, &mut targets, &team);
                 call.unwrap().run().unwrap();
                 let Values::F32(c) = &c[0] else { unreachable!("results are f32") };
-                bits.extend(c.iter().map(|value| value.to_bits()));
+                c.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+            };
+            let streamed = results("strategy=ping-pong,tile=8x16,depth=64,stages=2");
+            for alike in
+                ["strategy=sequential,tile=5x48,depth=64,stages=1", "strategy=ping-pong,tile=20x32,depth=64,stages=3"]
+            {
+                assert!(results(alike) == streamed, "{m}x{n}x{k}: {alike}");
             }
+            bits.extend(streamed);
+            bits.extend(results("strategy=interleaved,tile=64x32,depth=128,stages=1"));
         }
         assert!(bits.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
         bits

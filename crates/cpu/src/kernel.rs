@@ -45,6 +45,9 @@ pub(super) trait Kernel: Expand + Sync + Sized {
     const BLOCKS: usize;
     /// Panels that are multiplied together.
     const PANELS: usize;
+    /// How many rows share what [`Self::stream`] does once per block, where it takes tiles of any shape and strategy;
+    /// otherwise it takes certain shapes of one slab, in ping-pong.
+    const STREAM_ROWS: Option<usize> = None;
     /// The depth at which [`Self::resident`] is asked, if ever.
     const RESIDENT: Option<usize> = None;
 
@@ -200,36 +203,34 @@ pub(super) struct TileStream<'a, K: Kernel> {
     pub sums: &'a mut [Lanes],
 }
 
-/// One to a few panels of a tile along all of K, from their packed bytes.
-pub(super) struct PanelStream<'a, K: Kernel, const PANELS: usize> {
+/// Some rows of a tile and one of its panels along all of K, from packed bytes.
+pub(super) struct PanelStream<'a, K: Kernel> {
     /// Every group of rows, `group_len` elements each.
     pub tokens: &'a [K::Token],
     pub group_len: usize,
-    /// For each panel, its chunks.
-    pub panels: [&'a [[u8; CHUNK_BYTES]]; PANELS],
-    /// What is read after each, if that is known.
-    pub next: [Option<&'a [u8]>; PANELS],
-    /// For each panel, the sums of every row; garbage at first.
-    pub sums: [&'a mut [Lanes]; PANELS],
+    /// The panel's chunks.
+    pub panel: &'a [[u8; CHUNK_BYTES]],
+    /// What is read after it, if that is known.
+    pub next: Option<&'a [u8]>,
+    /// The sums of every row; garbage at first.
+    pub sums: &'a mut [Lanes],
 }
 
 impl<K: Kernel> TileStream<'_, K> {
-    /// Hands out so many panels at a time, if there are whole chunks of them; says whether there were.
-    pub(super) fn by_panels<const PANELS: usize>(self, each: impl Fn(PanelStream<'_, K, PANELS>)) -> bool {
-        let Self { tokens, group_len, panels, next, sums, .. } = self;
-        if !panels.len().is_multiple_of(PANELS) || panels.iter().any(|panel| panel.len() % CHUNK_BYTES != 0) {
+    /// Hands out one panel after the other with `together` rows at a time, as evenly as can be, if panels have whole
+    /// chunks; says whether they have. What some rows have read is near when the next ones come.
+    pub(super) fn by_panels(self, together: usize, each: impl Fn(PanelStream<'_, K>)) -> bool {
+        let Self { tokens, group_len, rows, panels, next, sums, .. } = self;
+        if panels.iter().any(|panel| panel.len() % CHUNK_BYTES != 0) {
             return false;
         }
-        let mut later = panels.iter().chain(&next).copied().skip(PANELS);
-        let mut sums = sums.chunks_exact_mut(tokens.len() / group_len * K::ROWS);
-        for panels in panels.as_chunks::<PANELS>().0 {
-            each(PanelStream {
-                tokens,
-                group_len,
-                panels: panels.map(|panel| panel.as_chunks().0),
-                next: std::array::from_fn(|_| later.next()),
-                sums: std::array::from_fn(|_| sums.next().unwrap_or_default()),
-            });
+        let together = rows.div_ceil(rows.div_ceil(together));
+        let mut later = panels.iter().chain(&next).copied().skip(1);
+        for (panel, sums) in panels.iter().zip(sums.chunks_exact_mut(rows)) {
+            let (panel, next) = (panel.as_chunks().0, later.next());
+            for (sums, tokens) in sums.chunks_mut(together).zip(tokens.chunks(together * group_len)) {
+                each(PanelStream { tokens, group_len, panel, next, sums });
+            }
         }
         true
     }

@@ -56,6 +56,7 @@ pub mod saved;
 mod scalar;
 mod scale;
 mod schedule;
+mod shares;
 mod slab;
 mod source;
 mod speeds;

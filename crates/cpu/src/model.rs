@@ -54,16 +54,11 @@ pub(super) struct Rates {
     speed: Speed,
     /// The speed of [`Kernel::stream`], and the shapes of tile it takes: tokens and columns.
     stream: Option<(Speed, &'static [(usize, usize)])>,
-    /// Another kernel that has all configurations with a depth of one chunk.
-    few: Option<Few>,
+    /// Where tiles of any shape are streamed, how many rows share what is done once per block.
+    together: Option<usize>,
+    /// The sizes of another kernel that has all configurations with a depth of one chunk.
+    few: Option<Sizes>,
     resident: Option<Resident>,
-}
-
-/// The kernel of few tokens: its sizes, and how many of them share what is done once per block.
-#[derive(Clone, Copy, Debug)]
-struct Few {
-    sizes: Sizes,
-    together: usize,
 }
 
 /// What a kernel's memory is made of.
@@ -116,6 +111,7 @@ impl Rates {
             finish,
             speed,
             stream: None,
+            together: K::STREAM_ROWS,
             few: None,
             resident: None,
         }
@@ -126,21 +122,14 @@ impl Rates {
         Self { stream: Some((speed, tiles)), ..self }
     }
 
-    /// With another kernel for a depth of one chunk, in which so many tokens share what is done once per block, and
-    /// tiles of these shapes are worth trying.
-    pub(super) fn with_few<K: Kernel>(
-        self,
-        _: &K,
-        together: usize,
-        speed: Speed,
-        tiles: &'static [(usize, usize)],
-    ) -> Self {
-        Self { few: Some(Few { sizes: Sizes::of::<K>(), together }), ..self.with_stream(speed, tiles) }
+    /// With another kernel for a depth of one chunk.
+    pub(super) fn with_few<K: Kernel>(self, _: &K, speed: Speed, tiles: &'static [(usize, usize)]) -> Self {
+        Self { few: Some(Sizes::of::<K>()), together: K::STREAM_ROWS, ..self.with_stream(speed, tiles) }
     }
 
     /// The same with the sizes of the kernel that computes configurations of this depth.
     fn for_depth(self, depth: usize) -> Self {
-        Self { sizes: self.few.filter(|_| depth == CHUNK).map_or(self.sizes, |few| few.sizes), ..self }
+        Self { sizes: self.few.filter(|_| depth == CHUNK).unwrap_or(self.sizes), ..self }
     }
 
     /// With a loop for tiles of many tokens and columns.
@@ -216,7 +205,7 @@ impl Rates {
         let (speed, tiles) = self.stream?;
         let shape = (config.tile.tokens * self.parts, config.tile.columns);
         let streamed = config.strategy == Strategy::PingPong && config.stages == 2 && tiles.contains(&shape);
-        (config.depth == CHUNK && (streamed || self.few.is_some())).then_some(speed)
+        (config.depth == CHUNK && (streamed || self.together.is_some())).then_some(speed)
     }
 
     /// Whether a tile's sums, with the tokens of a stretch of K, stay near from one stretch to the next; and whether
@@ -233,10 +222,29 @@ impl Rates {
         ]
     }
 
+    /// Tiles worth streaming where the largest group has so many tokens. Those of any shape have all of its tokens, or as
+    /// many as share what is done once per block; and one panel or more, since to start a tile takes as long as to read
+    /// a few KB.
+    fn stream_tiles(&self, largest: usize) -> Vec<Tile> {
+        match (self.stream, self.together) {
+            (None, _) => Vec::new(),
+            (Some(_), Some(together)) => {
+                let mut tokens = vec![largest.min(together), largest];
+                tokens.dedup();
+                let tile = |tokens| move |panels| Tile { tokens, columns: panels * COLUMNS };
+                tokens.into_iter().flat_map(|tokens| [1, 2, 4, 8].map(tile(tokens))).collect()
+            }
+            (Some((_, shapes)), None) => {
+                let whole = shapes.iter().filter(|(rows, _)| rows % self.parts == 0);
+                whole.map(|&(rows, columns)| Tile { tokens: rows / self.parts, columns }).collect()
+            }
+        }
+    }
+
     /// How often the blocks of so many tokens are expanded, or looked up, in tiles of `tile` tokens.
     fn expansions(&self, tokens: usize, config: &Config) -> usize {
-        let groups = match self.few {
-            Some(few) if config.depth == CHUNK => config.tile.tokens.div_ceil(few.together),
+        let groups = match self.together {
+            Some(together) if config.depth == CHUNK => config.tile.tokens.div_ceil(together),
             _ => 1,
         };
         tokens.div_ceil(config.tile.tokens.div_ceil(groups))
@@ -290,10 +298,9 @@ pub(super) fn candidates(problem: &Problem, rates: &Rates, threads: usize) -> Ve
     }
     let groups = || problem.groups().iter().filter(|s| s.m > 0);
     let readings = |tokens: usize| groups().map(|s| s.m.div_ceil(tokens)).sum::<usize>();
-    let streamed = rates.stream.map_or(&[][..], |(_, tiles)| tiles);
-    for &(rows, columns) in streamed.iter().filter(|(rows, _)| rows % rates.parts == 0) {
-        let tile = Tile { tokens: rows / rates.parts, columns };
-        if readings(tile.tokens) <= STREAM_READINGS * groups().count() {
+    for tile in rates.stream_tiles(largest) {
+        let at_a_time = rates.together.map_or(tile.tokens, |together| tile.tokens.min(together));
+        if readings(at_a_time) <= STREAM_READINGS * groups().count() {
             configs.push(plain(Strategy::PingPong, tile, CHUNK, 2));
         }
     }

@@ -1,7 +1,8 @@
 //! The order of the work, the same for every instruction set.
 //!
 //! A problem is cut into tiles of C over all its groups, largest first: a group without tokens has no tiles and costs
-//! nothing. The threads take them from one queue, or (the *persistent* schedule) each has its share from the start.
+//! nothing. Each thread has a share of neighbours and helps others when that is done (`shares`), or (the *persistent*
+//! schedule) takes tiles in a fixed stride and no others.
 //! Inside a tile the strategy decides:
 //!
 //! - *two-pass*: no tile ever sees both matrices; the whole gate product goes to a plane of f32, then the whole up
@@ -21,7 +22,6 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use format::BLOCK;
 use half::f16;
@@ -32,6 +32,7 @@ use super::finish::Finish;
 use super::kernel::{Kernel, Product, TileStream};
 use super::memory::{Arena, Parts};
 use super::pack::{CHUNK, CHUNK_BLOCKS, COLUMNS, PanelMatrix, Panels};
+use super::shares::Shares;
 use super::slab::Slab;
 use super::source::GroupTokens;
 use super::sums::{Lanes, MatrixSums, SumLayout};
@@ -39,8 +40,9 @@ use super::target::SharedTarget;
 use op::interrupt::Interrupt;
 use op::{Config, Epilogue, Gate, Operands, Problem, Result, Schedule, Shape, Strategy, Target, Team};
 
-/// Bytes of tokens below which preparing them is not worth waking the other threads.
-const SERIAL_TOKENS: usize = 1 << 17;
+/// Bytes of a tile's tokens up to which each thread prepares them for itself, whenever it comes to others: that takes no
+/// longer than to have the team prepare all of them first.
+const FEW_TOKENS: usize = 1 << 17;
 
 /// Bytes of a tile's tokens up to which each thread works on a copy of its own: the size of an L2.
 pub(super) const OWN_TOKENS: usize = 2 << 20;
@@ -59,16 +61,18 @@ pub(super) fn run<K: Kernel>(
         pairs.map(|(activations, &largest)| GroupTokens { activations, largest }).collect()
     };
     let arena = team.kept::<Arena>();
-    let tokens = prepare(kernel, problem, &sources, team, &arena)?;
     let shapes = problem.groups();
+    let many = tile_tokens(kernel, shapes, config) * size_of::<K::Token>() > FEW_TOKENS;
+    let tokens = many.then(|| prepare(kernel, problem, &sources, team, &arena)).transpose()?;
     let walk = |matrices: Range<usize>, gate: Gate, targets: &[SharedTarget<'_>]| {
-        let parts = shapes.iter().zip(panels).zip(&sources).zip(tokens.each()).zip(targets);
+        let parts = shapes.iter().zip(panels).zip(&sources).zip(targets);
+        let mut tokens = tokens.as_ref().map(Parts::each);
         let groups: Vec<Group<'_, K>> = parts
-            .map(|((((&shape, panels), &source), tokens), target)| Group {
+            .map(|(((&shape, panels), &source), target)| Group {
                 shape,
                 matrices: &panels.matrices()[matrices.clone()],
                 source,
-                tokens,
+                tokens: tokens.as_mut().and_then(Iterator::next),
                 target,
             })
             .collect();
@@ -97,8 +101,16 @@ struct Group<'a, K: Kernel> {
     shape: Shape,
     matrices: &'a [PanelMatrix],
     source: GroupTokens<'a>,
-    tokens: &'a [K::Token],
+    /// The prepared tokens, where threads do not prepare them for themselves.
+    tokens: Option<&'a [K::Token]>,
     target: &'a SharedTarget<'a>,
+}
+
+/// Elements of the prepared tokens of one tile, at most.
+fn tile_tokens<K: Kernel>(kernel: &K, shapes: &[Shape], config: &Config) -> usize {
+    let largest = |size: fn(&Shape) -> usize| shapes.iter().map(size).max().unwrap_or(0);
+    let rows = config.tile.tokens.min(largest(|shape| shape.m)) * kernel.parts();
+    rows.div_ceil(K::ROWS).saturating_mul(K::group_len(largest(|shape| shape.k) / BLOCK))
 }
 
 /// Prepares the tokens of every group.
@@ -112,7 +124,6 @@ fn prepare<'a, K: Kernel>(
     let group_len = |shape: &Shape| K::group_len(shape.k / BLOCK);
     let length = |shape: &Shape| (shape.m * kernel.parts()).div_ceil(K::ROWS) * group_len(shape);
     let lengths: Vec<usize> = problem.groups().iter().map(length).collect();
-    let total: usize = lengths.iter().sum();
     let mut tokens = Parts::new(arena, lengths)?;
     let work = tokens.each_mut().zip(problem.groups()).zip(sources).flat_map(|((tokens, shape), &source)| {
         tokens.chunks_mut(group_len(shape)).enumerate().map(move |(group, out)| (source, group, out))
@@ -124,11 +135,7 @@ fn prepare<'a, K: Kernel>(
             kernel.prepare(source, group, out);
         }
     };
-    if team.count() > 1 && total * size_of::<K::Token>() < SERIAL_TOKENS {
-        take_all()
-    } else {
-        team.run(|| in_default_mode(take_all))
-    }
+    team.run(|| in_default_mode(take_all));
     drop(queue);
     Ok(tokens)
 }
@@ -155,9 +162,13 @@ fn tiles<K: Kernel>(groups: &[Group<'_, K>], config: &Config) -> Vec<Tile> {
             }
         }
     }
-    let cost = |tile: &Tile| tile.tokens.len().div_ceil(K::ROWS) * groups[tile.group].shape.k;
-    tiles.sort_by_key(|tile| std::cmp::Reverse(cost(tile)));
+    tiles.sort_by_key(|tile| std::cmp::Reverse(panel_cost(groups, tile)));
     tiles
+}
+
+/// What a panel of a tile costs, in chunks times groups of rows.
+fn panel_cost<K: Kernel>(groups: &[Group<'_, K>], tile: &Tile) -> usize {
+    tile.tokens.len().div_ceil(K::ROWS) * groups[tile.group].shape.k.div_ceil(CHUNK)
 }
 
 /// Lets the threads take tiles until none is left.
@@ -175,33 +186,33 @@ fn walk<K: Kernel>(
     let panels = largest(|tile| tile.columns.len()).div_ceil(COLUMNS);
     // Taken before the threads start, so that a lack of memory is an error of the run.
     let workers = team.count().min(tiles.len());
-    let depth = largest_k(groups).map_or(0, |k| K::group_len(k / BLOCK));
-    let tokens = OwnTokens::<K>::room(workers, rows / K::ROWS * depth);
+    let depth = groups.iter().map(|group| K::group_len(group.shape.k / BLOCK)).max().unwrap_or(0);
+    let prepared = groups.iter().all(|group| group.tokens.is_some());
+    let tokens = OwnTokens::<K>::room(workers, rows / K::ROWS * depth, prepared);
     let mut room = Room::<K>::new(config, arena, workers, [rows, panels, tokens])?;
-    let (scratch, next) = (Mutex::new(room.cut(config).enumerate()), AtomicUsize::new(0));
+    let costs = tiles.iter().map(|tile| panel_cost(groups, tile) * tile.columns.len().div_ceil(COLUMNS));
+    let (scratch, shares) = (Mutex::new(room.cut(config).enumerate()), Shares::new(costs, workers));
     let interrupt = Interrupt::of_this_call();
     let work = || {
         let Some((worker, mut scratch)) = scratch.lock().ok().and_then(|mut scratch| scratch.next()) else { return };
         let _ready = kernel.enter();
-        // While the threads keep pace, the tile that follows this one here is as many further on as there are threads.
-        let compute = |index: usize| scratch.compute(kernel, groups, &tiles[index], tiles.get(index + workers), gate);
+        let mut compute = |index: usize, next: Option<usize>| {
+            scratch.compute(kernel, groups, &tiles[index], next.and_then(|next| tiles.get(next)), gate)
+        };
         let go_on = |_: &usize| !interrupt.is_raised();
         if config.schedule == Schedule::Persistent {
-            (worker..tiles.len()).step_by(workers).take_while(go_on).for_each(compute);
+            let own = (worker..tiles.len()).step_by(workers).take_while(go_on);
+            own.for_each(|index| compute(index, Some(index + workers)));
         } else {
-            let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&index| index < tiles.len());
-            std::iter::from_fn(take).take_while(go_on).for_each(compute);
+            let taken = std::iter::from_fn(|| shares.take(worker)).take_while(go_on);
+            taken.for_each(|index| compute(index, shares.next(worker)));
         }
     };
     team.run(|| in_default_mode(work));
     interrupt.check()
 }
 
-fn largest_k<K: Kernel>(groups: &[Group<'_, K>]) -> Option<usize> {
-    groups.iter().map(|group| group.shape.k).max()
-}
-
-/// A thread's own copy of the tokens of its tile. Two cores that read the same lines again and again slow each other down,
+/// A thread's own copy of the tokens of its tile, which it has prepared itself where they are few. Two cores that read the same lines again and again slow each other down,
 /// even where both have them in their L2 caches; a copy costs one reading, and a tile of tokens serves many
 /// tiles of C.
 struct OwnTokens<'a, K: Kernel> {
@@ -211,23 +222,38 @@ struct OwnTokens<'a, K: Kernel> {
 }
 
 impl<K: Kernel> OwnTokens<'_, K> {
-    /// Elements to set aside, of those that a tile's tokens are: none where one thread has them to itself, or where they
-    /// are too many to stay in its cache.
-    fn room(workers: usize, elements: usize) -> usize {
-        if workers > 1 && elements * size_of::<K::Token>() <= OWN_TOKENS { elements } else { 0 }
+    /// Elements to set aside, of those that a tile's tokens are: none where they are prepared and one thread has them to
+    /// itself, or where they are too many to stay in its cache.
+    fn room(workers: usize, elements: usize, prepared: bool) -> usize {
+        let copied = workers > 1 && elements * size_of::<K::Token>() <= OWN_TOKENS;
+        if copied || !prepared { elements } else { 0 }
     }
 
-    /// The tokens, copied if there is room for a copy and it is not there yet.
-    fn get<'t>(&'t mut self, of: (usize, usize), tokens: &'t [K::Token]) -> &'t [K::Token] {
-        if tokens.len() > self.memory.len() {
+    /// The tokens of some groups of rows, prepared, or copied if there is room for a copy, if they are not there yet.
+    fn get<'t>(
+        &'t mut self,
+        (kernel, group): (&K, &Group<'t, K>),
+        of: (usize, usize),
+        rows: Range<usize>,
+    ) -> &'t [K::Token] {
+        let group_len = K::group_len(group.shape.k / BLOCK);
+        let prepared = group.tokens.map(|tokens| &tokens[rows.start * group_len..rows.end * group_len]);
+        let length = rows.len() * group_len;
+        if let Some(tokens) = prepared.filter(|_| length > self.memory.len()) {
             return tokens;
         }
-        let copy = &mut self.memory[..tokens.len()];
+        let own = &mut self.memory[..length];
         if self.of != Some(of) {
-            copy.copy_from_slice(tokens);
+            match prepared {
+                Some(tokens) => own.copy_from_slice(tokens),
+                None => {
+                    let groups = own.chunks_exact_mut(group_len).zip(rows);
+                    groups.for_each(|(out, row)| kernel.prepare(group.source, row, out));
+                }
+            }
             self.of = Some(of);
         }
-        copy
+        own
     }
 }
 
@@ -295,8 +321,8 @@ impl<K: Kernel> Scratch<'_, K> {
         };
         let group_len = K::group_len(group.shape.k / BLOCK);
         let first = tile.tokens.start * kernel.parts() / K::ROWS;
-        let tokens = &group.tokens[first * group_len..][..layout.rows / K::ROWS * group_len];
-        let tokens = self.tokens.get((tile.group, tile.tokens.start), tokens);
+        let rows = first..first + layout.rows / K::ROWS;
+        let tokens = self.tokens.get((kernel, group), (tile.group, tile.tokens.start), rows);
         let next = next.map(|next| (&groups[next.group], next));
         for (sums, matrices) in self.sums.iter_mut().zip(group.matrices.chunks(together)) {
             let walk = TileWalk { kernel, config: self.config, group, tile, next, tokens, group_len, matrices, layout };
@@ -357,10 +383,11 @@ impl<K: Kernel> TileWalk<'_, K> {
     fn accumulate(&self, slabs: &mut [Slab<'_, K::Block>], sums: &mut [Lanes]) {
         let steps = self.group.shape.k.div_ceil(self.config.depth) * self.layout.slabs();
         let stages = slabs.len();
+        let paired = self.config.strategy == Strategy::PingPong && stages == 2;
+        if (K::STREAM_ROWS.is_some() || paired) && self.stream(&mut slabs[0], sums) {
+            return;
+        }
         if self.config.strategy == Strategy::PingPong {
-            if stages == 2 && self.stream(&mut slabs[0], sums) {
-                return;
-            }
             let lead = stages - 1;
             for (index, slab) in slabs.iter_mut().enumerate().take(lead.min(steps)) {
                 self.expansion(index, slab).complete();
@@ -390,9 +417,10 @@ impl<K: Kernel> TileWalk<'_, K> {
         }
     }
 
-    /// Offers the whole tile to the kernel's tightest loops, which take panels of full width only.
+    /// Offers the whole tile to the kernel's tightest loops, which take panels of full width only and leave strategies to
+    /// others: what an element's bits depend on, the depth, is theirs.
     fn stream(&self, ring: &mut Slab<'_, K::Block>, sums: &mut [Lanes]) -> bool {
-        let narrow = self.config.depth == CHUNK && self.layout.slabs() == 1;
+        let narrow = self.config.depth == CHUNK && (K::STREAM_ROWS.is_some() || self.layout.slabs() == 1);
         if !narrow && K::RESIDENT != Some(self.config.depth) {
             return false;
         }
