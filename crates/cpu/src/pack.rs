@@ -21,6 +21,7 @@ use std::sync::Arc;
 use format::{BLOCK, GlobalScale, Matrix};
 use memmap2::{Mmap, MmapMut};
 
+use super::memory::PAGE;
 use op::backend::packed_as;
 use op::{Error, PackedWeights, Result, Team, Weights};
 
@@ -48,13 +49,6 @@ pub struct Panels {
 }
 
 impl Panels {
-    /// Packs one group's weights.
-    pub(super) fn new(weights: &Weights<'_>) -> Result<Self> {
-        let matrices = weights.matrices().enumerate();
-        let packed = matrices.map(|(index, matrix)| PanelMatrix::new(matrix, weights.bias(index)));
-        Ok(Self { matrices: packed.collect::<Result<_>>()? })
-    }
-
     /// Matrices of one shape that were packed before.
     pub(super) fn of(matrices: Vec<PanelMatrix>) -> Self {
         Self { matrices }
@@ -96,11 +90,46 @@ pub(super) struct PackedPanels {
 }
 
 impl PackedPanels {
-    /// Packs all groups, on all threads.
+    /// Packs all groups into one piece of memory. Large pages spare memory-bound kernels a page walk every 4 KB, and the
+    /// matrices of small experts would not fill theirs. Threads take one panel after the other, so that on a machine
+    /// with several memory nodes every matrix is spread over the nodes of the threads that will read it.
     pub(super) fn new(weights: &[Weights<'_>], team: &Team) -> Result<Self> {
-        let mut groups: Vec<Option<Result<Panels>>> = weights.iter().map(|_| None).collect();
-        team.for_each(groups.iter_mut().zip(weights), |(group, weights)| *group = Some(Panels::new(weights)));
-        Ok(Self::of(groups.into_iter().flatten().collect::<Result<_>>()?))
+        let matrices = || weights.iter().flat_map(Weights::matrices);
+        let bytes = matrices().map(|matrix| packed_bytes(matrix).next_multiple_of(PAGE)).sum::<usize>().max(1);
+        let failed = |source| Error::Memory { bytes, what: "packed weights", source };
+        let mut memory = MmapMut::map_anon(bytes).map_err(failed)?;
+        // Where large pages are refused, all still works.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        let mut places = Vec::new();
+        let (mut rest, mut start) = (&mut memory[..], 0);
+        for matrix in matrices() {
+            let length = packed_bytes(matrix);
+            let (place, others) = rest.split_at_mut(length.next_multiple_of(PAGE));
+            places.push((matrix, &mut place[..length]));
+            rest = others;
+        }
+        let panels = places.into_iter().flat_map(|(matrix, place)| {
+            let panels = place.chunks_mut(COLUMNS * row_bytes(matrix.k())).enumerate();
+            panels.map(move |(panel, out)| (matrix, panel * COLUMNS, out))
+        });
+        team.for_each(panels, |(matrix, first, out)| {
+            pack_panel(matrix, first, COLUMNS.min(matrix.rows() - first), out);
+        });
+        let memory = Arc::new(memory.make_read_only().map_err(failed)?);
+        let mut packed = |matrix: &Matrix<'_>, bias: Option<&[f32]>| {
+            let range = start..start + packed_bytes(matrix);
+            start = range.end.next_multiple_of(PAGE);
+            let mut bias = bias.map_or_else(Vec::new, <[f32]>::to_vec);
+            bias.resize(bias.len().next_multiple_of(COLUMNS), 0.0);
+            let bytes = PanelBytes { memory: Arc::clone(&memory), range };
+            PanelMatrix { n: matrix.rows(), k: matrix.k(), global: matrix.global(), bytes, bias }
+        };
+        let group = |weights: &Weights<'_>| {
+            let matrices = weights.matrices().enumerate();
+            Panels::of(matrices.map(|(index, matrix)| packed(matrix, weights.bias(index))).collect())
+        };
+        Ok(Self::of(weights.iter().map(group).collect()))
     }
 
     /// Groups that were packed before, each of one or two matrices of one shape.
@@ -166,23 +195,18 @@ pub struct Part<'a> {
     pub bias: &'a [f32],
 }
 
-/// Where a packed matrix lies.
+/// Where a packed matrix lies: in a part of a layer's memory, or of a file.
 #[derive(Debug)]
-pub(super) enum PanelBytes {
-    /// In memory of its own.
-    Own(MmapMut),
-    /// In a part of a file.
-    File(Arc<Mmap>, Range<usize>),
+pub(super) struct PanelBytes {
+    pub memory: Arc<Mmap>,
+    pub range: Range<usize>,
 }
 
 impl Deref for PanelBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match self {
-            PanelBytes::Own(bytes) => bytes,
-            PanelBytes::File(file, range) => &file[range.clone()],
-        }
+        &self.memory[self.range.clone()]
     }
 }
 
@@ -195,23 +219,6 @@ pub(super) struct Stretch<'a> {
 }
 
 impl PanelMatrix {
-    fn new(matrix: &Matrix<'_>, bias: Option<&[f32]>) -> Result<Self> {
-        let (n, k) = (matrix.rows(), matrix.k());
-        let length = n * (k / 2 + k / BLOCK);
-        let memory = |source| Error::Memory { bytes: length, what: "packed weights", source };
-        let mut bytes = MmapMut::map_anon(length).map_err(memory)?;
-        // Large pages spare the memory-bound kernels a page walk every 4 KB. Where they are refused, all still works.
-        #[cfg(target_os = "linux")]
-        let _ = bytes.advise(memmap2::Advice::HugePage);
-        for (panel, out) in bytes.chunks_mut(COLUMNS * (k / 2 + k / BLOCK)).enumerate() {
-            let first = panel * COLUMNS;
-            pack_panel(matrix, first, COLUMNS.min(n - first), out);
-        }
-        let mut bias = bias.map_or_else(Vec::new, <[f32]>::to_vec);
-        bias.resize(bias.len().next_multiple_of(COLUMNS), 0.0);
-        Ok(Self { n, k, global: matrix.global(), bytes: PanelBytes::Own(bytes), bias })
-    }
-
     /// A matrix that was packed before: as many bytes as its shape takes, and a bias in whole panels or none.
     pub(super) fn mapped((n, k): (usize, usize), global: GlobalScale, bytes: PanelBytes, bias: Vec<f32>) -> Self {
         Self { n, k, global, bytes, bias }
@@ -277,6 +284,15 @@ pub(super) fn widened(chunk: &[u8], width: usize) -> ([u8; CHUNK_BYTES], usize) 
         out[..4 * width].copy_from_slice(codes);
     }
     (out, blocks)
+}
+
+/// Bytes of a row of so many codes, and of its scales.
+fn row_bytes(k: usize) -> usize {
+    k / 2 + k / BLOCK
+}
+
+fn packed_bytes(matrix: &Matrix<'_>) -> usize {
+    matrix.rows() * row_bytes(matrix.k())
 }
 
 /// Packs `width` rows of the matrix, from `first` on, as one panel.
@@ -406,7 +422,7 @@ mod tests {
             // Every scale but NaN, negative ones included.
             let scales: Vec<u8> = (0..n * k / 16).map(|_| rng.u8(..0x7F) | rng.u8(..) & 0x80).collect();
             let matrix = Matrix::new(n, k, codes, scales, 0.5).unwrap();
-            let packed = PanelMatrix::new(&matrix, None).unwrap();
+            let packed = packed(&matrix, 3);
             assert_eq!(packed.bytes.len(), matrix.codes().len() + matrix.scales().len());
             let (mut row_values, mut back) = (vec![0.0; k], vec![0.0; k]);
             let read = packed.matrix().unwrap();
@@ -424,7 +440,7 @@ mod tests {
     #[test]
     fn a_narrow_chunk_is_widened_with_zeros() {
         let matrix = Matrix::new(3, 32, vec![0x21; 48], vec![0x38; 6], 1.0).unwrap();
-        let packed = PanelMatrix::new(&matrix, None).unwrap();
+        let packed = packed(&matrix, 1);
         let (wide, blocks) = widened(packed.stretch(0, 0..1).bytes, 3);
         assert_eq!(blocks, 2);
         let wide =
@@ -440,6 +456,13 @@ mod tests {
     fn map(bytes: &[u8]) -> PanelBytes {
         let mut map = MmapMut::map_anon(bytes.len()).unwrap();
         map.copy_from_slice(bytes);
-        PanelBytes::Own(map)
+        PanelBytes { memory: Arc::new(map.make_read_only().unwrap()), range: 0..bytes.len() }
+    }
+
+    /// A matrix that was packed behind another one, by so many threads.
+    fn packed(matrix: &Matrix<'_>, threads: usize) -> PanelMatrix {
+        let weights = Weights::gated(matrix.as_borrowed(), matrix.as_borrowed()).unwrap();
+        let team = crate::team(Some(threads)).unwrap();
+        PackedPanels::new(&[weights], &team).unwrap().groups.remove(0).matrices.remove(1)
     }
 }

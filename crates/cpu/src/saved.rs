@@ -91,7 +91,7 @@ pub fn packed(file: &MappedFile, groups: Vec<Vec<StoredPart>>) -> Option<Arc<dyn
         return None;
     }
     let matrix = |StoredPart { n, k, global, bytes, bias }| {
-        PanelMatrix::mapped((n, k), global, PanelBytes::File(Arc::clone(&file.0), bytes), bias)
+        PanelMatrix::mapped((n, k), global, PanelBytes { memory: Arc::clone(&file.0), range: bytes }, bias)
     };
     let groups = groups.into_iter().map(|group| Panels::of(group.into_iter().map(matrix).collect()));
     Some(Arc::new(PackedPanels::of(groups.collect())))
