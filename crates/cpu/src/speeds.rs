@@ -4,6 +4,7 @@
 //! [`measure`](crate::measure()) finds here can be written down as names with numbers ([`Speeds::entries`]), read back, and
 //! put in place of those ([`Speeds::install`]), once per process and before its first plan: a process plans by one set of speeds.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 /// What the model goes by where nothing was measured: bytes per second that one thread reads from memory, and all together.
@@ -19,7 +20,7 @@ static INSTALLED: OnceLock<Speeds> = OnceLock::new();
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speeds {
     bandwidth: Bandwidth,
-    work: Vec<(String, f64)>,
+    work: BTreeMap<String, f64>,
 }
 
 /// Bytes per second from memory.
@@ -41,11 +42,11 @@ pub(super) struct Speed {
 impl Speeds {
     /// What the kernels' authors measured.
     pub fn stated() -> Self {
-        Self { bandwidth: STATED_BANDWIDTH, work: Vec::new() }
+        Self { bandwidth: STATED_BANDWIDTH, work: BTreeMap::new() }
     }
 
     pub(super) fn of(bandwidth: Bandwidth, work: Vec<(String, f64)>) -> Self {
-        Self { bandwidth, work }
+        Self { bandwidth, work: work.into_iter().collect() }
     }
 
     pub(super) fn bandwidth(&self) -> Bandwidth {
@@ -54,14 +55,14 @@ impl Speeds {
 
     /// The seconds that a piece of work takes, if they were measured; its name in words.
     pub(super) fn find<const WORDS: usize>(&self, name: [&str; WORDS]) -> Option<f64> {
-        self.work.iter().find(|(known, _)| known.split(' ').eq(name)).map(|(_, seconds)| *seconds)
+        self.work.get(&name.join(" ")).copied()
     }
 
     /// Names and numbers that say it all.
     pub fn entries(&self) -> Vec<(String, f64)> {
         let Bandwidth { thread, machine } = self.bandwidth;
         let bandwidth = [(THREAD.to_owned(), thread), (MACHINE.to_owned(), machine)];
-        bandwidth.into_iter().chain(self.work.iter().cloned()).collect()
+        bandwidth.into_iter().chain(self.work.iter().map(|(name, seconds)| (name.clone(), *seconds))).collect()
     }
 
     /// The same back; nothing if the bandwidth is missing or a number is no speed.

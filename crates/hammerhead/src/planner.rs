@@ -75,6 +75,14 @@ impl Kind {
         Self { activation: problem.activation(), output: problem.output(), gate, groups }
     }
 
+    /// The same problem without groups that have no tokens, if that says the same: a token of a layer has a few of
+    /// hundreds of experts, and to weigh a way takes as long as there are groups.
+    fn without_idle(&self, problem: &Problem) -> Option<Problem> {
+        let Groups::Alike { active: 1.., .. } = self.groups else { return None };
+        let groups = problem.groups().iter().copied().filter(|shape| shape.m > 0).collect();
+        Problem::new(groups, problem.gate(), problem.activation(), problem.output()).ok()
+    }
+
     /// The problem that stands for all of this kind, which `problem` is of.
     fn representative(&self, problem: &Problem) -> Result<Problem> {
         let types = (problem.activation(), problem.output());
@@ -169,6 +177,10 @@ impl Planner {
     /// How a problem is computed, as [`Planner::plan`] says; what was weighed for its kind is remembered.
     pub fn choose(&self, problem: &Problem) -> Result<(&'static dyn Backend, Config)> {
         let kind = Kind::of(problem);
+        // A GPU's kernels may care how many groups there are.
+        let processor = self.backends.iter().all(|backend| backend.layout() == cpu::LAYOUT);
+        let active = processor.then(|| kind.without_idle(problem)).flatten();
+        let problem = active.as_ref().unwrap_or(problem);
         if let Some(ways) = self.choices.lock().unwrap_or_else(PoisonError::into_inner).get(&kind)
             && let Some(choice) = self.cheapest(ways, problem)
         {
