@@ -4,7 +4,7 @@
 //! tokens, their experts ──► sort by expert ──► gather ──► gate/up ──► down ──► combine ──► out
 //! ```
 //!
-//! Rows are sorted by a stable counting sort, so that an expert's rows lie side by side, and each product is one grouped call over all experts: one queue
+//! Rows are sorted by a stable counting sort, so that an expert's rows lie side by side, and each product is one grouped call over all experts: one set
 //! of tiles, to which experts without rows add nothing. The combination adds a token's experts in their order, in f32, and rounds once. What is
 //! rounded in between is the caller's choice, [`Intermediate`]; [`op::layer_reference`] defines all of it.
 //!
@@ -551,7 +551,7 @@ struct Sources<'a> {
 /// Adds up every token's experts, j = 0..k−1 and then the shared one, and rounds.
 fn combine<T: Send>(sources: &Sources<'_>, width: usize, out: &mut [T], team: &Team, round: impl Fn(f32) -> T + Sync) {
     let Sources { sorted, outputs, routed, tokens, shared } = sources;
-    each(out, width, team, |token, out| {
+    each(out, (width, routed.top_k() + 1), team, |token, out| {
         let mut sums = vec![0f32; width];
         let mut add = |weight: f32, y: &[f32]| sums.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
         for (row, weight) in sorted.of(token, routed) {

@@ -71,7 +71,7 @@ impl HostRows for ProcessorExperts {
         let values = sorted.gather(tokens, &routed, team)?;
         let of = Rows { values: &values, offsets: sorted.offsets(), element: element(tokens) };
         self.stack.run(&self.engine, &of, Target::F32(outputs))?;
-        each(rows, width, team, |entry, row| {
+        each(rows, (width, 1), team, |entry, row| {
             if let Some(place) = sorted.place(entry) {
                 row.copy_from_slice(&outputs[place * width..][..width]);
             }

@@ -34,7 +34,7 @@ pub(super) fn picked(
         team: &Team,
     ) -> Result<Vec<T>> {
         let mut out = filled(rows * k, zero, "rows of tokens")?;
-        each(&mut out, k, team, |row, out| out.copy_from_slice(&x[which(row) * k..][..k]));
+        each(&mut out, (k, 1), team, |row, out| out.copy_from_slice(&x[which(row) * k..][..k]));
         Ok(out)
     }
     let values: Values<'static> = match dense.values() {
@@ -54,7 +54,7 @@ pub(super) fn widened(
 ) -> Result<Dense<'static>> {
     let k = dense.k();
     let mut out = filled(rows * k, 0f32, "rows of tokens")?;
-    each(&mut out, k, team, |row, out| {
+    each(&mut out, (k, 1), team, |row, out| {
         let (from, factor) = which(row);
         dense.row(from, out);
         if factor != 1.0 {
@@ -131,19 +131,46 @@ pub(super) fn spoil(target: &mut Target<'_>, range: std::ops::Range<usize>) {
     }
 }
 
-/// Numbers that a thread takes at a time, and below which waking others is not worth it.
+/// Numbers that a thread takes at a time, at most.
 const PIECE: usize = 1 << 15;
+/// Numbers that are read up to which waking others takes longer than to go on alone.
+const ALONE: usize = 1 << 17;
 
-/// Calls `work` with every row of some memory, on all threads.
-pub(super) fn each<T: Send>(memory: &mut [T], width: usize, team: &Team, work: impl Fn(usize, &mut [T]) + Sync) {
-    let rows = (PIECE / width.max(1)).max(1);
-    let serial = memory.len() <= PIECE;
-    let queue = Mutex::new(memory.chunks_mut((rows * width).max(1)).enumerate());
+/// Calls `work` with every row of some memory, on all threads where that is worth it; `read` numbers are read for each
+/// that is written.
+pub(super) fn each<T: Send>(
+    memory: &mut [T],
+    (width, read): (usize, usize),
+    team: &Team,
+    work: impl Fn(usize, &mut [T]) + Sync,
+) {
+    let width = width.max(1);
+    let rows = (memory.len() / width / team.count()).clamp(1, (PIECE / width).max(1));
+    let alone = memory.len() * read <= ALONE;
+    let queue = Mutex::new(memory.chunks_mut(rows * width).enumerate());
     let take_all = || {
         // A poisoned queue means that another thread panicked, which ends the run anyway.
         while let Some((index, piece)) = queue.lock().ok().and_then(|mut queue| queue.next()) {
             piece.chunks_mut(width).enumerate().for_each(|(row, out)| work(index * rows + row, out));
         }
     };
-    if serial { cpu::in_default_mode(take_all) } else { team.run(|| cpu::in_default_mode(take_all)) }
+    if alone { cpu::in_default_mode(take_all) } else { team.run(|| cpu::in_default_mode(take_all)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_visited_once_alone_and_on_all_threads() {
+        for (rows, width, read) in [(0, 7, 1), (1, 7, 1), (5, 40_000, 1), (300, 100, 1), (300, 100, 9)] {
+            for threads in [1, 3] {
+                let mut numbers = vec![0; rows * width];
+                let team = cpu::team(Some(threads)).unwrap();
+                each(&mut numbers, (width, read), &team, |row, out| out.iter_mut().for_each(|x| *x += row + 1));
+                let expected = (0..rows * width).map(|index| index / width + 1);
+                assert!(numbers.into_iter().eq(expected), "{rows} rows of {width}, {threads} threads");
+            }
+        }
+    }
 }
