@@ -153,7 +153,7 @@ impl Engine {
     }
 
     /// The processor's backends on the same threads, whatever this one computes with.
-    pub(crate) fn processor(&self) -> Result<Self> {
+    pub fn processor(&self) -> Result<Self> {
         Ok(Self::of(available(is_processor)?, self.request, self.team.clone()))
     }
 

@@ -58,6 +58,8 @@ pub fn measure(args: &Args, cases: &[Chosen], engine: &Engine) -> Result<RegretR
     if planners.len() > 1 {
         planners.insert(0, backends);
     }
+    // A GPU that the engine has would get the weights, which no candidate here could read.
+    let engine = &engine.processor()?;
     let bar = console::progress(cases.len() * planners.len());
     let mut record = RegretRecord { threads: engine.threads(), cases: Vec::new() };
     let room = memory::free().map_or(f64::INFINITY, |free| SHARE * free);
