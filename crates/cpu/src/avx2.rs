@@ -1,9 +1,9 @@
 //! AVX2: vectors of eight columns, two to a panel.
 //!
 //! *NVFP4 tokens* (`integer`): `vpmaddubsw` multiplies unsigned weights with signed tokens and adds pairs into 16 bits,
-//! `vpmaddwd` adds pairs of those into 32. Processors with AVX-VNNI have one instruction for both. None was at hand:
-//! its loops are tested with that instruction in plain Rust. *Dense tokens* (`dense`): a look-up has eight entries,
-//! which is enough for the magnitudes; the sign is moved over.
+//! `vpmaddwd` adds pairs of those into 32. Processors with AVX-VNNI have one instruction for both; elsewhere its loops
+//! are tested with that instruction in plain Rust. *Dense tokens* (`dense`): a look-up has eight entries, which is
+//! enough for the magnitudes; the sign is moved over.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;

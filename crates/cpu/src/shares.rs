@@ -37,7 +37,7 @@ impl Share {
 }
 
 impl Shares {
-    /// Shares of the tiles with these costs, which are at most 2³².
+    /// Shares of the tiles that have these costs, of which there are at most 2³².
     pub(super) fn new(costs: impl Iterator<Item = usize> + Clone, workers: usize) -> Self {
         let total: usize = costs.clone().sum();
         let (mut ends, mut sum) = (vec![0; workers], 0);
