@@ -25,15 +25,16 @@ ARROWS = {
     "cpu": "op format",
     "gpu": "op format ptx sim",
     "hammerhead": "cpu gpu op format",
+    "referee": "cpu gpu op",
     "testkit": "hammerhead cpu gpu op format ptx sim",
-    "tank": "testkit hammerhead gpu op format",
-    "cli": "tank testkit hammerhead gpu op format ptx sim",
+    "tank": "referee testkit hammerhead gpu op format",
+    "cli": "tank referee testkit hammerhead gpu op format ptx sim",
     "c": "hammerhead",
     "python": "hammerhead",
 }
 # The simulator is for tests and the command line: whoever embeds the library does not build it.
 OPTIONAL = {("gpu", "sim")}
-# The tank's game and its referee know no operation: only the folder of this one and the registry beside it may have its words, or call what computes it.
+# The referee and the tank's game know no operation: only the folder of this one and the registry beside it may have its words, or call what computes it.
 OPERATION = Path("crates/tank/src/operations/dual_gemm")
 WORDS = re.compile(r"nvfp4|dual.?gemm|silu|e2m1|e4m3|ping.?pong|dequant", re.IGNORECASE)
 NEUTRAL = {"Error", "Team", "cpu", "machine"}
@@ -189,7 +190,7 @@ def python_modules_at_fault():
 
 
 def seam_at_fault():
-    for path in sorted(Path("crates/tank/src").rglob("*.rs")):
+    for path in sorted([*Path("crates/referee/src").rglob("*.rs"), *Path("crates/tank/src").rglob("*.rs")]):
         if OPERATION in path.parents or path == OPERATION.parent / "mod.rs":
             continue
         text = path.read_text().split("mod tests {")[0]

@@ -554,23 +554,36 @@ def said(*messages):
     return lines(*(json.dumps(message, separators=(",", ":")) for message in messages))
 
 
-PLACE = {"codes": 0, "scales": 8192, "global": 0.10000000149011612}
+def matrix(name, rows, k, with_global=True):
+    tensors = {
+        f"{name}.codes": {"type": "u8", "shape": [rows, k // 2], "offset": 0},
+        f"{name}.scales": {"type": "u8", "shape": [rows, k // 16], "offset": 8192},
+    }
+    return tensors | ({f"{name}.global": {"type": "f64", "shape": [1], "offset": 12288}} if with_global else {})
+
+
 PREPARE = {
-    "type": "prepare", "id": "5f0c", "problem": {"groups": [[4, 32, 64]], "gate": "silu", "activation": "nvfp4", "output": "f16"},
-    "weights": "/dev/shm/w", "tokens": "/dev/shm/t", "outputs": "/dev/shm/o", "layers": [[{"gate": PLACE, "up": PLACE}]],
-    "inputs": [[PLACE]], "places": [[0]],
+    "type": "prepare", "id": "5f0c", "operation": "dual-gemm",
+    "problem": {
+        "groups": [[4, 32, 64]], "gate": "silu", "activation": "nvfp4", "output": "f16", "globals": [0.10000000149011612],
+    },
+    "files": {"constants": "/dev/shm/w", "inputs": "/dev/shm/t", "outputs": "/dev/shm/o"},
+    "constants": [matrix("gate.0", 32, 64) | matrix("up.0", 32, 64)], "inputs": [matrix("a.0", 4, 64, False)],
+    "outputs": [{"c.0": {"type": "f16", "shape": [4, 32], "offset": 0}}],
 }
-GPT_OSS_PROBLEM = {"groups": [[1, 16, 16]], "gate": "gpt-oss", "clamp": 7.0, "activation": "bf16", "output": "f32"}
-HUGE_PROBLEM = {"groups": [[2**63, 2**63, 16]], "gate": "none", "activation": "f32", "output": "f32"}
+GPT_OSS_PROBLEM = {
+    "groups": [[1, 16, 16]], "gate": "gpt-oss", "clamp": 7.0, "activation": "bf16", "output": "f32", "globals": [0.016393442622950820],
+}
+HUGE_PROBLEM = {"groups": [[2**63, 2**63, 16]], "gate": "none", "activation": "f32", "output": "f32", "globals": [1.0]}
 BALLOT = {
     "pitch": "first", "scores": {"speedup": 3, "complexity": 2.5, "risk": 10, "quality": 0}, "probability": 0.5, "expects": 1.1,
 }
-save("contestant", "hello", said({"type": "hello", "protocol": 1, "name": "x", "deterministic": True}))
+save("contestant", "hello", said({"type": "hello", "protocol": 2, "name": "x", "deterministic": True}))
 save("contestant", "ready_done", said({"type": "ready", "id": "5f"}, {"type": "done", "id": "5f"}))
 save("contestant", "unsupported", said({"type": "unsupported", "id": "5f", "reason": "too wide"}))
 save("contestant", "prepare", said(PREPARE))
 save("contestant", "prepare_dense", said(
-    PREPARE | {"problem": GPT_OSS_PROBLEM, "inputs": [[{"values": 4096, "global": 0.016393442622950820}]]}))
+    PREPARE | {"problem": GPT_OSS_PROBLEM, "inputs": [{"a.0": {"type": "bf16", "shape": [1, 16], "offset": 4096}}]}))
 save("contestant", "clamp_without_end", said(PREPARE | {"problem": GPT_OSS_PROBLEM | {"clamp": 1e39}}))
 save("contestant", "huge_problem", said(PREPARE | {"problem": HUGE_PROBLEM}))
 save("contestant", "run_and_bye", said({"type": "run", "id": "5f", "jobs": [{"layer": 0, "input": 1, "output": 2}]}, {"type": "bye"}))

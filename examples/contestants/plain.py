@@ -30,12 +30,13 @@ def e4m3(byte):
 E4M3 = [e4m3(byte) for byte in range(256)]
 
 
-def read_rows(file, rows, k, place):
+def read_rows(file, rows, k, tensors, name):
     """An NVFP4 matrix as rows of floats: code times block scale, without the global scale."""
     matrix = []
+    codes_at, scales_at = tensors[f"{name}.codes"]["offset"], tensors[f"{name}.scales"]["offset"]
     for row in range(rows):
-        codes = file[place["codes"] + row * k // 2 :][: k // 2]
-        scales = file[place["scales"] + row * k // 16 :][: k // 16]
+        codes = file[codes_at + row * k // 2 :][: k // 2]
+        scales = file[scales_at + row * k // 16 :][: k // 16]
         values = []
         for byte in codes:
             values += [E2M1[byte & 15], E2M1[byte >> 4]]
@@ -43,10 +44,11 @@ def read_rows(file, rows, k, place):
     return matrix
 
 
-def read_dense(file, rows, k, element, place):
+def read_dense(file, rows, k, tensor):
     """Dense tokens as rows of floats."""
+    element = tensor["type"]
     width = 4 if element == "f32" else 2
-    data = file[place["values"] :][: rows * k * width]
+    data = file[tensor["offset"] :][: rows * k * width]
     if element == "bf16":
         data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
     values = struct.unpack(f"<{rows * k}{'e' if element == 'f16' else 'f'}", data)
@@ -126,26 +128,28 @@ class Contestant:
 
     def prepare(self, message):
         self.problem, self.message = message["problem"], message
-        self.tokens, self.outputs = map_file(message["tokens"], False), map_file(message["outputs"], True)
-        weights = map_file(message["weights"], False)
+        files = message["files"]
+        self.tokens, self.outputs = map_file(files["inputs"], False), map_file(files["outputs"], True)
+        weights = map_file(files["constants"], False)
         self.layers = []
-        for layer in message["layers"]:
+        for tensors in message["constants"]:
             groups = []
-            for (_, n, k), place in zip(self.problem["groups"], layer):
-                matrices = [place["gate"]] + ([place["up"]] if "up" in place else [])
-                groups.append([(read_rows(weights, n, k, matrix), matrix["global"]) for matrix in matrices])
+            for group, (_, n, k) in enumerate(self.problem["groups"]):
+                names = [f"{matrix}.{group}" for matrix in ("gate", "up") if f"{matrix}.{group}.codes" in tensors]
+                scales = [struct.unpack_from("<d", weights, tensors[f"{name}.global"]["offset"])[0] for name in names]
+                groups.append([(read_rows(weights, n, k, tensors, name), scale) for name, scale in zip(names, scales)])
             self.layers.append(groups)
 
     def read_tokens(self, job, group):
         m, _, k = self.problem["groups"][group]
-        place = self.message["inputs"][job["input"]][group]
-        if "codes" in place:
-            return read_rows(self.tokens, m, k, place), place["global"]
-        return read_dense(self.tokens, m, k, self.problem["activation"], place), place["global"]
+        tensors, name = self.message["inputs"][job["input"]], f"a.{group}"
+        if name in tensors:
+            return read_dense(self.tokens, m, k, tensors[name]), self.problem["globals"][group]
+        return read_rows(self.tokens, m, k, tensors, name), self.problem["globals"][group]
 
     def write(self, job, group, values):
         data = pack(values, self.problem["output"])
-        place = self.message["places"][job["output"]][group]
+        place = self.message["outputs"][job["output"]][f"c.{group}"]["offset"]
         self.outputs[place : place + len(data)] = data
 
     def run(self, jobs):
@@ -165,7 +169,7 @@ def serve(contestant):
         message = json.loads(line)
         kind = message["type"]
         if kind == "hello":
-            say({"type": "hello", "protocol": 1, "name": contestant.name, "deterministic": True})
+            say({"type": "hello", "protocol": 2, "name": contestant.name, "deterministic": True})
         elif kind == "prepare":
             reason = contestant.prepare(message)
             if reason:

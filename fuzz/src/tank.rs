@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use referee::contestant::protocol::{Answer, Request, line, understand};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
-use tank::contestant::protocol::{Answer, Prepared, Request, line, understand};
 use tank::event::Event;
 use tank::history;
 use tank::ledger::{self, Record};
-use tank::operations::dual_gemm::words::Prepare;
+use tank::operations::dual_gemm::operands::Operands;
 use tank::pitch::Pitch;
 use tank::report::{self, Report};
 use tank::season::Season;
@@ -109,11 +109,9 @@ pub fn contestant(bytes: &[u8]) {
         if let Ok(request) = understand::<Request>(said) {
             repeated(&request);
             if let Request::Prepare(message) = &request
-                && let Prepared::First(words) = &message.prepared
-                && let Ok(prepare) = Prepare::of(words.clone())
-                && prepare.problem.problem().is_ok()
+                && let Ok(operands) = Operands::of(message)
             {
-                repeated(&prepare);
+                assert_eq!(operands.globals.len(), operands.problem.groups().len());
             }
         }
         if let Ok(ballots) = agent::understand(said) {

@@ -16,7 +16,7 @@ fn main() -> Result<(), Failure> {
         let message: Value = serde_json::from_str(&line?)?;
         let id = &message["id"];
         let answer = match message["type"].as_str() {
-            Some("hello") => json!({"type": "hello", "protocol": 1, "name": "plain Rust", "deterministic": true}),
+            Some("hello") => json!({"type": "hello", "protocol": 2, "name": "plain Rust", "deterministic": true}),
             Some("prepare") => match Prepared::new(&message)? {
                 Some(ready) => {
                     prepared = Some(ready);
@@ -58,18 +58,25 @@ impl Prepared {
         if problem["activation"] != "nvfp4" || problem["gate"] != "silu" || (output != "f16" && output != "f32") {
             return Ok(None);
         }
-        let weights = File::open(text(&message["weights"])?)?;
-        let layer = |places: &Value| {
-            let group = |(shape, place): (&Value, &Value)| {
-                let read = |matrix: &Value| Rows::read(&weights, size(&shape[1])?, size(&shape[2])?, matrix);
-                Ok([read(&place["gate"])?, read(&place["up"])?])
+        let files = &message["files"];
+        let weights = File::open(text(&files["constants"])?)?;
+        let layer = |tensors: &Value| {
+            let group = |(group, shape): (usize, &Value)| {
+                let read = |matrix: &str| -> Result<Rows, Failure> {
+                    let name = format!("{matrix}.{group}");
+                    let mut global = [0; 8];
+                    weights.read_exact_at(&mut global, offset(&tensors[format!("{name}.global")])?)?;
+                    let global = f64::from_le_bytes(global) as f32;
+                    Rows::read(&weights, size(&shape[1])?, size(&shape[2])?, tensors, &name, global)
+                };
+                Ok([read("gate")?, read("up")?])
             };
-            list(&problem["groups"]).iter().zip(list(places)).map(group).collect::<Result<Vec<_>, Failure>>()
+            list(&problem["groups"]).iter().enumerate().map(group).collect::<Result<Vec<_>, Failure>>()
         };
         Ok(Some(Self {
-            tokens: File::open(text(&message["tokens"])?)?,
-            outputs: File::options().write(true).open(text(&message["outputs"])?)?,
-            layers: list(&message["layers"]).iter().map(layer).collect::<Result<_, _>>()?,
+            tokens: File::open(text(&files["inputs"])?)?,
+            outputs: File::options().write(true).open(text(&files["outputs"])?)?,
+            layers: list(&message["constants"]).iter().map(layer).collect::<Result<_, _>>()?,
             message: message.clone(),
         }))
     }
@@ -79,7 +86,9 @@ impl Prepared {
         let (layer, input, output) = (size(&job["layer"])?, size(&job["input"])?, size(&job["output"])?);
         for (index, shape) in list(&problem["groups"]).iter().enumerate() {
             let (m, n, k) = (size(&shape[0])?, size(&shape[1])?, size(&shape[2])?);
-            let tokens = Rows::read(&self.tokens, m, k, &self.message["inputs"][input][index])?;
+            let global = problem["globals"][index].as_f64().ok_or("a global scale is missing")? as f32;
+            let tensors = &self.message["inputs"][input];
+            let tokens = Rows::read(&self.tokens, m, k, tensors, &format!("a.{index}"), global)?;
             let [gate, up] = &self.layers[layer][index];
             let mut bytes = Vec::new();
             for row in 0..m {
@@ -96,7 +105,7 @@ impl Prepared {
                     }
                 }
             }
-            let place = self.message["places"][output][index].as_u64().ok_or("an offset is missing")?;
+            let place = offset(&self.message["outputs"][output][format!("c.{index}")])?;
             self.outputs.write_all_at(&bytes, place)?;
         }
         Ok(())
@@ -104,10 +113,10 @@ impl Prepared {
 }
 
 impl Rows {
-    fn read(file: &File, rows: usize, k: usize, place: &Value) -> Result<Self, Failure> {
-        let part = |key: &str, length: usize| -> Result<Vec<u8>, Failure> {
+    fn read(file: &File, rows: usize, k: usize, tensors: &Value, name: &str, global: f32) -> Result<Self, Failure> {
+        let part = |part: &str, length: usize| -> Result<Vec<u8>, Failure> {
             let mut bytes = vec![0; length];
-            file.read_exact_at(&mut bytes, place[key].as_u64().ok_or("an offset is missing")?)?;
+            file.read_exact_at(&mut bytes, offset(&tensors[format!("{name}.{part}")])?)?;
             Ok(bytes)
         };
         let (codes, scales) = (part("codes", rows * k / 2)?, part("scales", rows * k / 16)?);
@@ -115,7 +124,6 @@ impl Rows {
             let code = codes[index / 2] >> (4 * (index % 2)) & 15;
             e2m1(code) * e4m3(scales[index / 16])
         };
-        let global = place["global"].as_f64().ok_or("a global scale is missing")? as f32;
         Ok(Self { values: (0..rows * k).map(value).collect(), global })
     }
 }
@@ -129,6 +137,10 @@ fn e4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
     let magnitude = if exponent == 0 { mantissa / 512.0 } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) };
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+fn offset(tensor: &Value) -> Result<u64, Failure> {
+    Ok(tensor["offset"].as_u64().ok_or("an offset is missing")?)
 }
 
 fn list(value: &Value) -> &[Value] {

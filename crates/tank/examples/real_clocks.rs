@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use hammerhead::{Request, backends};
-use tank::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Queued, Readiness, Session, Tensors};
+use referee::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Queued, Readiness, Session, Tensors};
+use referee::{Outcome, Pool, Precedence, RefereeSettings, Terms, Wall, seeds, sit};
 use tank::entry::Entry;
 use tank::operations::dual_gemm::{Builtin, ProblemSpec, tasks};
-use tank::referee::{Outcome, Pool, Precedence, RefereeSettings, Terms, Wall, seeds, sit};
 
 type Failure = Box<dyn std::error::Error>;
 

@@ -7,9 +7,10 @@
 //! ```
 
 use hammerhead::backends;
+use referee::{Measurement, RefereeSettings, Terms, seeds};
 use tank::entry::Entry;
+use tank::official::Official;
 use tank::operations::dual_gemm::{DualGemm, ProblemSpec, serve};
-use tank::referee::{Measurement, Official, RefereeSettings, Terms, seeds};
 
 type Failure = Box<dyn std::error::Error>;
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use referee::Speedup;
 use serde::Serialize;
 
 use crate::event::Event;
 use crate::history;
 use crate::ledger::Record;
-use crate::referee::Speedup;
 
 /// One operation on one class of machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -20,14 +20,14 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use hammerhead::machine::Machine;
+use referee::digits::{hex, unhex};
+use referee::{Correctness, Sitting, Terms, seeds};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::court::{Baseline, Referee, Swimmer};
 use crate::entry::Entry;
-use crate::referee::{Correctness, Sitting, Terms, seeds};
 use crate::season::{Machines, Season};
-use crate::written::{hex, unhex};
 use crate::{Error, Result};
 
 /// Times that a job is tried before the season stops.
@@ -559,7 +559,7 @@ mod tests {
             seed: 7,
         };
         fs::write(&path, serde_json::to_string(&job).unwrap()).unwrap();
-        let blocked = |_: &Season| -> Result<Box<dyn Referee>> { Err(Error::Samples) };
+        let blocked = |_: &Season| -> Result<Box<dyn Referee>> { Err(referee::Error::Samples.into()) };
         answer(&path, blocked).unwrap();
         let first = fs::read_to_string(path.with_extension("answer")).unwrap();
         answer(&path, |_| panic!("it is measured twice")).unwrap();

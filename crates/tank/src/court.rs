@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use referee::task::Task;
+use referee::{Correctness, Floor, Sitting, Terms};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::entry::Entry;
-use crate::referee::{Correctness, Floor, Official, Sitting, Terms};
-use crate::task::Task;
+use crate::official::Official;
 
 /// An entry and the name it goes by.
 #[derive(Clone, Copy, Debug)]

@@ -14,45 +14,9 @@ pub enum Error {
     #[error(transparent)]
     Operation(#[from] hammerhead::Error),
 
-    /// A setting that nothing can be measured by.
-    #[error("the setting {what} cannot be used: {reason}")]
-    Settings {
-        /// The setting.
-        what: &'static str,
-        /// Why, and what would do.
-        reason: String,
-    },
-
-    /// Samples that cannot be counted.
-    #[error("a process did not yield every sample, or one took no time at all; missing data is no score, sit again")]
-    Samples,
-
-    /// The operating system gave no random numbers.
-    #[error("the operating system gives no random numbers ({reason}); without a fresh seed nothing can be judged")]
-    Randomness {
-        /// The system's word.
-        reason: String,
-    },
-
-    /// A message that cannot be said or understood.
-    #[error("a message of the protocol cannot be used: {reason}")]
-    Protocol {
-        /// What is wrong with it.
-        reason: String,
-    },
-
-    /// The files in which contestants find their tensors.
-    #[error(
-        "cannot {what} {path:?}: {source}; contestants find their tensors there, see that memory and rights suffice"
-    )]
-    SharedMemory {
-        /// What was tried.
-        what: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's word.
-        source: io::Error,
-    },
+    /// The referee could not judge.
+    #[error(transparent)]
+    Referee(#[from] referee::Error),
 
     /// A file that a person wrote and that cannot be taken as it is.
     #[error("{path}, line {line}: {problem}; {remedy}", path = path.display())]
@@ -167,13 +131,6 @@ pub enum Error {
         winner: String,
     },
 
-    /// The referee's own process on a GPU, by which it is known what is no contestant's time, does not run.
-    #[error("the referee's own run of an empty kernel failed: {reason}; see that kernels can be launched on the GPU")]
-    Blank {
-        /// What went wrong.
-        reason: String,
-    },
-
     /// The champion itself cannot be run, so nobody can be compared with it.
     #[error("the champion failed: {reason}; nobody can be measured against it, see that it runs or begin with another")]
     Champion {
@@ -196,11 +153,15 @@ pub enum Error {
         /// What that machine says.
         reason: String,
     },
+}
 
-    /// A file of tensors that became shorter than it was made.
-    #[error("{path:?} was cut off; only a contestant can have done that, and the referee counts it as tampering")]
-    Shortened {
-        /// The file.
-        path: std::path::PathBuf,
-    },
+/// What a task of the tank's failed with, as the referee hears it.
+impl From<Error> for referee::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Referee(error) => error,
+            Error::Operation(error) => Self::Machine(error),
+            error => Self::Task(Box::new(error)),
+        }
+    }
 }

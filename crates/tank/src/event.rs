@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use hammerhead::machine::Machine;
+use referee::{Correctness, Sitting, Speedup};
 use serde::{Deserialize, Serialize};
 
 use crate::court::Baseline;
@@ -13,7 +14,6 @@ use crate::entry::Entry;
 use crate::evidence::Evidence;
 use crate::mortem::PostMortem;
 use crate::pitch::{Deal, Pitch};
-use crate::referee::{Correctness, Sitting, Speedup};
 use crate::round::RoundKind;
 use crate::season::Season;
 use crate::shark::agent::Talk;

@@ -5,17 +5,17 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use referee::contestant::seal;
+use referee::digits::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::configurations::{Configurations, Forecast, Profile};
 pub use crate::configurations::{Counter, KernelEvidence, PhaseShare};
-use crate::contestant::seal;
 use crate::court::Baseline;
 use crate::entry::{Entry, Way};
 use crate::operation::no_configurations;
 use crate::pitch::{Gate, Pitch, Run};
-use crate::written::hex;
 use crate::{Error, Result};
 
 /// Where a season is played: its problems, and configurations of our own for them.

@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use referee::digits::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::event::{Event, Recovered};
-use crate::written::hex;
 use crate::{Error, Result};
 
 /// How long a lock is waited for. Of a referee that was killed, a child that was about to become a contestant may hold it a moment longer.

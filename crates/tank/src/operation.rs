@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
+use referee::contestant::Contestant;
+use referee::contestant::protocol::Residence;
+use referee::task::Task;
 use serde_json::Value;
 
-use crate::contestant::Contestant;
-use crate::contestant::protocol::Residence;
 use crate::entry::Way;
-use crate::task::Task;
 use crate::{Error, Result};
 
 /// An operation with the problems of a season.

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use referee::contestant::seal;
 use serde::{Deserialize, Serialize};
 
-use crate::contestant::seal;
 pub use crate::entry::Run;
 use crate::settings::Settings;
 use crate::{Error, Result, operations, written};

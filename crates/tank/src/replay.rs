@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use referee::{CourseReport, Measurement, Outcome, Pairing, ShapeResult, Sitting, Speedup, Stop, Summary};
 use serde::{Deserialize, Serialize};
 
 use crate::pitch::Deal;
-use crate::referee::{CourseReport, Measurement, Outcome, Pairing, ShapeResult, Sitting, Speedup, Stop, Summary};
 use crate::settings::Settings;
 use crate::shark::{Ballot, Criterion, Role, Shark, Source};
 use crate::tally::{Vote, count};

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::contestant::LONGEST_WAIT;
-use crate::referee::RefereeSettings;
+use referee::contestant::LONGEST_WAIT;
+use referee::{RefereeSettings, meanings};
 
 /// Declares the settings once: the field, its meaning and its default serve the code, the file and the manual.
 macro_rules! settings {
@@ -93,7 +93,7 @@ impl Settings {
         for (section, values) in sections {
             text += &format!("[referee.{section}]\n\n");
             let values = values.as_table().cloned().unwrap_or_default();
-            text.extend(referee_meanings(section).iter().map(|(name, meaning)| entry(&values, name, meaning)));
+            text.extend(meanings(section).iter().map(|(name, meaning)| entry(&values, name, meaning)));
         }
         text
     }
@@ -148,27 +148,6 @@ impl Settings {
 fn entry(table: &toml::Table, name: &str, meaning: &str) -> String {
     let value = table.get(name).map(ToString::to_string).unwrap_or_default();
     format!("# {}\n{name} = {value}\n\n", meaning.trim())
-}
-
-/// The meanings of one section of the referee's settings, from the comments on its fields: they are written once.
-fn referee_meanings(section: &str) -> Vec<(String, String)> {
-    let source = concat!(include_str!("referee/settings.rs"), include_str!("contestant/limits.rs"));
-    let mut meanings = Vec::new();
-    let (mut inside, mut meaning) = (false, String::new());
-    for line in source.lines().map(str::trim) {
-        if let Some(name) = line.strip_prefix("pub struct ").and_then(|rest| rest.split_whitespace().next()) {
-            inside = name.eq_ignore_ascii_case(section);
-            meaning.clear();
-        } else if let Some(words) = line.strip_prefix("///") {
-            meaning += words;
-        } else if let Some((name, _)) = line.strip_prefix("pub ").and_then(|field| field.split_once(':')) {
-            if inside {
-                meanings.push((name.to_owned(), std::mem::take(&mut meaning)));
-            }
-            meaning.clear();
-        }
-    }
-    meanings
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use referee::contestant::Fault;
+use referee::{Correctness, Outcome, Side, Sitting, Speedup, Temperature, Terms};
 use serde::{Deserialize, Serialize};
 
-use crate::contestant::Fault;
 use crate::pitch::Deal;
-use crate::referee::{Correctness, Outcome, Side, Sitting, Speedup, Temperature, Terms};
 use crate::settings::Settings;
 
 /// How an attempt ended.
@@ -166,12 +166,12 @@ fn control_noise(sitting: &Sitting) -> f64 {
 }
 
 /// The figures of a sitting that may be published, at the temperature that decides.
-pub fn published(sitting: &Sitting) -> Option<&crate::referee::Summary> {
+pub fn published(sitting: &Sitting) -> Option<&referee::Summary> {
     sitting.published().map(|m| m.at(sitting.settings.timing.decides))
 }
 
 /// The figures at the other temperature, for the report.
-pub fn beside(sitting: &Sitting) -> Option<&crate::referee::Summary> {
+pub fn beside(sitting: &Sitting) -> Option<&referee::Summary> {
     let other = match sitting.settings.timing.decides {
         Temperature::Cold => Temperature::Warm,
         Temperature::Warm => Temperature::Cold,

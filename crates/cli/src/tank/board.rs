@@ -40,7 +40,7 @@ fn told(board: &Board) -> String {
     let mut table =
         Table::new(&["since", "champion", ">over its predecessor", ">over the baseline", "season", ">record"]);
     for reign in &board.reigns {
-        let figure = |speedup: &Option<tank::referee::Speedup>| {
+        let figure = |speedup: &Option<referee::Speedup>| {
             speedup.map_or("-".to_owned(), |speedup| {
                 format!("{:.3}× [{:.3}, {:.3}]", speedup.estimate, speedup.low, speedup.high)
             })

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use hammerhead::tuning;
+use referee::contestant::blank;
 use tank::cluster::{self, Cluster, Launcher};
-use tank::contestant::blank;
 use tank::court::Referee;
+use tank::official::Official;
 use tank::operations::dual_gemm::{Builtin, serve as serve_contestant};
 use tank::operations::folder::Folder;
 use tank::pitch::Pitch;
 use tank::play::{self, Choices, Options, Watch};
-use tank::referee::Official;
 use tank::report::Report;
 use tank::season::{self, Machines, PLANNED, Round, Season};
 
@@ -281,10 +281,10 @@ fn this_program(task: &str) -> Result<Vec<String>> {
 /// Serves a contestant until the referee says goodbye.
 pub fn serve(args: &Serve) -> Result<()> {
     if args.contestant == blank::TOLD {
-        return Ok(blank::serve(io::stdin().lock(), io::stdout().lock())?);
+        return Ok(blank::serve(io::stdin().lock(), io::stdout().lock()).map_err(tank::Error::from)?);
     }
     let contestant: Builtin = serde_json::from_str(&args.contestant)?;
-    Ok(serve_contestant(contestant, io::stdin().lock(), io::stdout().lock())?)
+    Ok(serve_contestant(contestant, io::stdin().lock(), io::stdout().lock()).map_err(tank::Error::from)?)
 }
 
 /// Says what happens, on stderr.

@@ -7,6 +7,7 @@ pub mod folder;
 
 use std::rc::Rc;
 
+use referee::RefereeSettings;
 use serde::{Deserialize, Serialize};
 
 use self::folder::{Folder, FolderOperation};
@@ -14,7 +15,6 @@ use crate::Result;
 use crate::configurations::Configurations;
 use crate::court::Referee;
 use crate::operation::Operation;
-use crate::referee::RefereeSettings;
 
 /// A pitch that is complete, with `NAME` for its name.
 pub const EXAMPLE: &str = dual_gemm::PITCH;

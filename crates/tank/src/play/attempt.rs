@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use referee::{Correctness, Outcome, Side, Sitting, Summary};
+
 use super::round::Candidate;
 use super::{Champion, Choices, Coronation, Play};
 use crate::entry::Entry;
@@ -10,7 +12,6 @@ use crate::evidence::resolve;
 use crate::ledger::Ledger;
 use crate::mortem::PostMortem;
 use crate::pitch::{Deal, Kind, Pitch, Run};
-use crate::referee::{Correctness, Outcome, Side, Sitting, Summary};
 use crate::shark::{Ballot, Shark};
 use crate::verdict::{self, Judgement, Verdict, of_examination, of_sitting};
 use crate::{Error, Result};

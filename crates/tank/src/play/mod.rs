@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hammerhead::machine::Machine;
+use referee::{Speedup, seeds};
 use sha2::{Digest, Sha256};
 
 pub use self::choices::Choices;
@@ -20,7 +21,6 @@ use crate::entry::Entry;
 use crate::event::{BaselineTaken, RoundClosed, RoundOpened, SeasonClosed, SeasonOpened, Spent};
 use crate::evidence::Arena;
 use crate::ledger::{Ledger, Record};
-use crate::referee::{Speedup, seeds};
 use crate::round::RoundKind;
 use crate::season::Season;
 use crate::verdict::Verdict;
@@ -227,7 +227,7 @@ impl Play<'_> {
         let text = match (self.options.seed, self.options.secret) {
             (Some(seed), _) => format!("{seed} {} {place}", past.len()),
             (None, Some(secret)) => format!("{secret} {} {place}", past.last().map_or("", |last| &last.hash)),
-            (None, None) => return seeds::fresh(),
+            (None, None) => return Ok(seeds::fresh()?),
         };
         Ok(Sha256::digest(text).iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte)))
     }

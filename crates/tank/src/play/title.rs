@@ -3,6 +3,8 @@
 //! That choice is made among all backends of this machine that read the champion's weights, whatever the season's file forces: the cache
 //! serves everyone, and to be the best on a poor backend is no title.
 
+use referee::Speedup;
+
 use super::attempt::{Contract, Tried};
 use super::{Champion, Play};
 use crate::Result;
@@ -12,7 +14,6 @@ use crate::event::{Event, Installed, InstalledWay, Judged};
 use crate::evidence::entry_digest;
 use crate::ledger::Record;
 use crate::pitch::Deal;
-use crate::referee::Speedup;
 use crate::round::RoundKind;
 use crate::season::TITLE;
 use crate::verdict::Verdict;

@@ -1,9 +1,10 @@
 //! The boards as a page of their own.
 
+use referee::Speedup;
+
 use super::html::{escape, page, section, table};
 use super::interval;
 use crate::board::{Board, Reign};
-use crate::referee::Speedup;
 
 /// The page.
 pub fn board(boards: &[Board]) -> String {

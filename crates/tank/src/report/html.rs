@@ -1,10 +1,11 @@
 //! The report as one page: no network, no scripts, readable on a telephone and in the dark.
 
+use referee::Speedup;
+
 use super::figures::{Axis, roofline, strip};
 use super::{AttemptReport, Report, RoundReport, claim, figure, interval, percent, seconds};
 use crate::entry::Entry;
 use crate::history::Calibration;
-use crate::referee::Speedup;
 
 const STYLE: &str = include_str!("style.css");
 

@@ -21,7 +21,9 @@ pub use markdown::markdown;
 pub use replay::replay;
 pub use rewards::Reward;
 
-use crate::contestant::Guard;
+use referee::contestant::Guard;
+use referee::{Correctness, DeviceReport, Scout, ShapeResult, Sitting, Speedup};
+
 use crate::court::Baseline;
 use crate::entry::Entry;
 use crate::event::{Chosen, Event, InstalledWay, Judged, PitchChecked, SeasonOpened, Voted};
@@ -29,7 +31,6 @@ use crate::evidence::{Counter, KernelEvidence, PhaseShare};
 use crate::history::{self, Calibration, Grave};
 use crate::ledger::Record;
 use crate::pitch::{Deal, Pitch, Prospect, Risk};
-use crate::referee::{Correctness, DeviceReport, Scout, ShapeResult, Sitting, Speedup};
 use crate::round::RoundKind;
 use crate::tally::Tally;
 use crate::verdict::{self, Verdict};
@@ -540,10 +541,10 @@ impl AttemptReport {
     fn take(&mut self, sitting: &Sitting) {
         self.seeds.push(sitting.seed);
         self.seeds.extend(sitting.first.iter().chain(&sitting.second).map(|m| m.seed));
-        let geomean = |control: &Option<crate::referee::Control>| {
+        let geomean = |control: &Option<referee::Control>| {
             control.as_ref().map(|c| c.measurement.at(sitting.settings.timing.decides).geomean)
         };
-        let passed = |control: &Option<crate::referee::Control>| control.as_ref().is_some_and(|c| c.passed);
+        let passed = |control: &Option<referee::Control>| control.as_ref().is_some_and(|c| c.passed);
         let controls = ControlReport {
             same: geomean(&sitting.control),
             planted: geomean(&sitting.plant),

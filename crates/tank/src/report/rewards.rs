@@ -5,10 +5,10 @@
 //! one around the same estimate, a gain within the margin earns nothing, and neither does what is wrong, was caught,
 //! did not build, was only predicted, or could not be measured that day.
 
+use referee::Speedup;
 use serde::Serialize;
 
 use super::Report;
-use crate::referee::Speedup;
 use crate::verdict::Verdict;
 
 /// What a pitch has earned.

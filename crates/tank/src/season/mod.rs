@@ -10,6 +10,8 @@ use sha2::{Digest, Sha256};
 pub(crate) use builtin::wild_card;
 pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
 
+use referee::digits::hex;
+
 use crate::court::Referee;
 use crate::entry::Entry;
 use crate::evidence::Arena;
@@ -20,7 +22,6 @@ use crate::pitch::{Deal, Pitch};
 use crate::round::RoundKind;
 use crate::settings::Settings;
 use crate::shark::{Shark, builtin::Which};
-use crate::written::hex;
 use crate::{Error, Result, written};
 
 /// The baseline that is whatever the planner chooses today.

@@ -8,9 +8,9 @@ use crate::common::{
     Steady, Watched, case, cheat, examined, fault_in_a_sitting, honest, is_gone, outcome_of_a_sitting, quick, scalar,
     suite,
 };
-use tank::contestant::{Contestant, Fault, Tensors};
+use referee::contestant::{Contestant, Fault, Tensors};
+use referee::{Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Wall, examine};
 use tank::operations::dual_gemm::{Builtin, tasks};
-use tank::referee::{Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Wall, examine};
 use testkit::cases::Inputs;
 
 /// What was found wrong with a result, first of all.
@@ -236,7 +236,7 @@ fn there_is_no_network_and_no_way_to_others() {
 fn nothing_of_a_contestant_outlives_its_session() {
     // The child of the hanging one sleeps for ten minutes in its group; it is gone when the session is.
     let mut hanging = cheat("hang");
-    hanging.limits = tank::contestant::Limits { run_seconds: 0.3, ..hanging.limits };
+    hanging.limits = referee::contestant::Limits { run_seconds: 0.3, ..hanging.limits };
     assert!(matches!(examined(&hanging).fault, Some(Fault::Hang { .. })));
     assert!(is_gone(b"sleep\x00601.25\0"));
 }

@@ -1,9 +1,9 @@
 //! Honest contestants, built in and programs, pass the examination; bunglers cost themselves the round.
 
 use crate::common::{Steady, asked, case, cheat, few_questions, plain_python, plain_rust, quick, scalar};
-use tank::contestant::{Contestant, Fault, Program, Stage};
+use referee::contestant::{Contestant, Fault, Program, Stage};
+use referee::{Checking, Outcome, Pool, Terms, examine, sit};
 use tank::operations::dual_gemm::{questions, tasks};
-use tank::referee::{Checking, Outcome, Pool, Terms, examine, sit};
 use testkit::cases::Inputs;
 
 #[test]
@@ -51,7 +51,7 @@ fn a_program_is_timed_against_a_backend_and_every_output_is_looked_at() {
     assert!(matches!(sitting.outcome, Outcome::Inconclusive { .. }), "{:?}", sitting.outcome);
     assert!(sitting.course.outputs_sampled > 0 && sitting.course.challenger_round_trip.is_some());
     let text = serde_json::to_string(&sitting).unwrap();
-    assert_eq!(serde_json::from_str::<tank::referee::Sitting>(&text).unwrap(), sitting, "the record reads back");
+    assert_eq!(serde_json::from_str::<referee::Sitting>(&text).unwrap(), sitting, "the record reads back");
 }
 
 fn fault_of(program: &Program) -> Fault {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::scripted::{Fate, Scripted, season, two};
 use tank::event::Event;
 use tank::ledger::{self, Record};
+use tank::official::Official;
 use tank::play::Options;
-use tank::referee::Official;
 use tank::season::{Asked, Season};
 
 /// A stand-in for an agent: it tries one tile after the other, and says in its claim what became of the last.

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use referee::{Correctness, Sitting, Terms, Wrong};
 use tank::Result;
 use tank::court::{Baseline, Referee, Swimmer};
 use tank::event::Event;
 use tank::ledger::Ledger;
 use tank::pitch::Pitch;
 use tank::play::{Choices, Options, play};
-use tank::referee::{Correctness, Sitting, Terms, Wrong};
 use tank::report::{Report, markdown};
 use tank::season::Season;
 use tank::verdict::Verdict;

@@ -5,11 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use referee::{Correctness, RefereeSettings};
 use tank::entry::Entry;
+use tank::official::Official;
 use tank::operations::folder::import::Imported;
 use tank::operations::folder::{Folder, FolderOperation};
 use tank::pitch::Pitch;
-use tank::referee::{Correctness, Official, RefereeSettings};
 
 /// An interpreter that has torch, and the folders that it reads.
 fn python() -> Option<(String, Vec<String>)> {

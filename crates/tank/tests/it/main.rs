@@ -13,6 +13,5 @@ mod report;
 mod resume;
 mod scripted;
 mod season;
-mod statistics;
 mod strangers;
 mod ways_in;

@@ -3,14 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use referee::{Correctness, RefereeSettings, Timing};
 use tank::entry::Entry;
 use tank::event::Event;
 use tank::ledger::Ledger;
+use tank::official::Official;
 use tank::operation::Operation;
 use tank::operations::folder::{Folder, FolderOperation, Given};
 use tank::pitch::Pitch;
 use tank::play::{Options, Watch, play};
-use tank::referee::{Correctness, Official, RefereeSettings, Timing};
 use tank::season::Season;
 use tank::verdict::Verdict;
 use tempfile::TempDir;
@@ -296,18 +297,6 @@ fn a_reference_that_fails_says_why() {
         let error = task.expected(&constants, &input, 1).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains(said), "{error}");
     }
-}
-
-#[test]
-fn a_contestant_of_the_first_version_is_told_that_it_has_no_words_for_this() {
-    let copied = copy("softmax");
-    let folder = Folder::read(copied.path()).unwrap();
-    let mut referee =
-        Official::new(Box::new(FolderOperation::new(&folder).unwrap()), settings(&folder), Vec::new(), None).unwrap();
-    let old = Entry::Program { build: Vec::new(), command: crate::common::plain_python().command, sealed: None };
-    let found = referee.examine(("old", &old), ("old", &old), 22).unwrap();
-    let fault = found.fault.map(|fault| fault.to_string()).unwrap_or_default();
-    assert!(fault.contains("no words for softmax"), "{fault}");
 }
 
 fn refused(change: (&str, &str)) -> String {

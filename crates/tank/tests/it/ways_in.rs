@@ -14,9 +14,9 @@ use std::time::Duration;
 use crate::common::{
     Steady, Watched, asked, case, cheat, examined, fault_in_a_sitting, honest, is_gone, quick, scalar,
 };
-use tank::contestant::{Contestant, Fault, Job, Limits, Program};
+use referee::contestant::{Contestant, Fault, Job, Limits, Program};
+use referee::{Pool, Terms, examine, sit};
 use tank::operations::dual_gemm::tasks;
-use tank::referee::{Pool, Terms, examine, sit};
 use testkit::cases::Inputs;
 
 /// A cheat that is told of paths.
@@ -216,7 +216,7 @@ fn a_program_that_was_changed_after_it_was_examined_does_not_start() {
 #[test]
 fn nobody_can_tell_which_layer_comes_next() {
     let mut settings = quick();
-    settings.timing = tank::referee::Timing { most_layers: 8, sample_jobs: 6, rotation: 1.0, ..settings.timing };
+    settings.timing = referee::Timing { most_layers: 8, sample_jobs: 6, rotation: 1.0, ..settings.timing };
     let (clock, asked) = (Steady::default(), Rc::new(RefCell::new(Vec::new())));
     let case = case(3, 9, 32, Inputs::Realistic);
     let remembered = Rc::clone(&asked);

@@ -17,15 +17,16 @@ use hammerhead::format::{Dense, GlobalScale, Matrix};
 use hammerhead::{Activation, Activations, Engine, Layer, Options, Output, Plan, Problem, Request as Wish, Weights};
 use hammerhead::{Target, backends};
 use memmap2::{Mmap, MmapMut};
+use referee::contestant::protocol::{Prepare, Residence};
+use referee::contestant::{
+    About, Accounts, Contestant, DeviceTime, Fault, Guard, Job, Queued, Readiness, Session, Stage, Tensors,
+};
+use referee::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
-use super::words::{MatrixPlace, Prepare, TokensPlace, WeightsPlace};
-use crate::contestant::protocol::Residence;
-use crate::contestant::turns::{Accounts, Queued};
-use crate::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
+use super::operands::{MatrixPlace, Operands, TokensPlace, WeightsPlace};
 use crate::entry::Way;
-use crate::{Error, Result};
 
 /// Configurations of our own backends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,8 +85,8 @@ impl Session for InProcess {
     }
 
     fn prepare(&mut self) -> Result<Readiness, Fault> {
-        let message = self.tensors.words_of_first_version();
-        let prepared = message.and_then(|words| self.bench.prepare(&Prepare::of(words)?));
+        let message = self.tensors.message(String::new());
+        let prepared = message.and_then(|message| self.bench.prepare(&message));
         prepared.map_err(|error| failed(Stage::Prepare, &error))
     }
 
@@ -126,14 +127,12 @@ pub struct Bench {
 pub(super) struct Loaded {
     backend: String,
     pub(super) plan: Plan,
-    pub(super) problem: Problem,
+    pub(super) operands: Operands,
     pub(super) layers: Vec<Layer>,
 }
 
 struct Ready {
     loaded: Loaded,
-    inputs: Vec<Vec<TokensPlace>>,
-    places: Vec<Vec<u64>>,
     tokens: Mmap,
     outputs: MmapMut,
 }
@@ -154,31 +153,27 @@ impl Bench {
     /// Packs the weights of a problem, unless no way of this contestant's is legal for it.
     pub fn prepare(&mut self, message: &Prepare) -> Result<Readiness> {
         self.ready = None;
-        let loaded = match self.load(message, &map(&message.weights)?)? {
+        let files = message.files.as_ref().ok_or_else(no_files)?;
+        let loaded = match self.load(message, &map(&files.constants)?)? {
             Ok(loaded) => loaded,
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
-        self.ready = Some(Ready {
-            loaded,
-            inputs: message.inputs.clone(),
-            places: message.places.clone(),
-            tokens: map(&message.tokens)?,
-            outputs: map_mut(&message.outputs)?,
-        });
+        self.ready = Some(Ready { loaded, tokens: map(&files.inputs)?, outputs: map_mut(&files.outputs)? });
         Ok(Readiness::Ready)
     }
 
     /// The plan for a problem and its packed weights, or why no way of this contestant's is legal for it.
     pub(super) fn load(&mut self, message: &Prepare, weights: &[u8]) -> Result<Result<Loaded, String>> {
-        let problem = message.problem.problem()?;
-        let name = case_name(&problem);
-        let Some(way) = self.contestant.way(&problem, &name).cloned() else {
+        let operands = Operands::of(message)?;
+        let problem = &operands.problem;
+        let name = case_name(problem);
+        let Some(way) = self.contestant.way(problem, &name).cloned() else {
             return Ok(Err("it has no configuration at all".to_owned()));
         };
         let backend = backends::by_name(&way.backend)?;
         let engine = match self.engine(&way.backend) {
             Ok(engine) => engine,
-            Err(Error::Operation(error @ hammerhead::Error::Unavailable { .. })) => return Ok(Err(error.to_string())),
+            Err(Error::Machine(error @ hammerhead::Error::Unavailable { .. })) => return Ok(Err(error.to_string())),
             Err(error) => return Err(error),
         };
         let plan = match Plan::best(problem.clone(), &[backend], &way.config.parse::<Wish>()?, engine.threads()) {
@@ -186,11 +181,11 @@ impl Bench {
             Err(error) => return Ok(Err(error.to_string())),
         };
         let load = |places: &Vec<WeightsPlace>| {
-            let weights = weights_at(weights, &problem, places)?;
+            let weights = weights_at(weights, problem, places)?;
             Ok(engine.load(&weights, problem.gate())?)
         };
-        let layers = message.layers.iter().map(load).collect::<Result<Vec<_>>>()?;
-        Ok(Ok(Loaded { backend: way.backend, plan, problem, layers }))
+        let layers = operands.layers.iter().map(load).collect::<Result<Vec<_>>>()?;
+        Ok(Ok(Loaded { backend: way.backend, plan, operands, layers }))
     }
 
     /// Does jobs, one after the other.
@@ -225,12 +220,12 @@ impl Bench {
 impl Ready {
     fn run(&mut self, engine: &Engine, job: Job) -> Result<()> {
         let missing = || Error::Protocol { reason: format!("{job:?} names what was not prepared") };
-        let Loaded { plan, problem, layers, .. } = &self.loaded;
+        let Loaded { plan, operands, layers, .. } = &self.loaded;
         let layer = layers.get(job.layer).ok_or_else(missing)?;
-        let inputs = self.inputs.get(job.input).ok_or_else(missing)?;
-        let places = self.places.get(job.output).ok_or_else(missing)?;
-        let activations = tokens_at(&self.tokens, problem, inputs)?;
-        let mut targets = targets_at(&mut self.outputs, problem, places)?;
+        let inputs = operands.inputs.get(job.input).ok_or_else(missing)?;
+        let places = operands.outputs.get(job.output).ok_or_else(missing)?;
+        let activations = tokens_at(&self.tokens, operands, inputs)?;
+        let mut targets = targets_at(&mut self.outputs, &operands.problem, places)?;
         Ok(engine.run_planned(plan, layer, &activations, &mut targets)?)
     }
 }
@@ -294,6 +289,10 @@ fn map_mut(path: &Path) -> Result<MmapMut> {
     unsafe { MmapMut::map_mut(&file) }.map_err(failed)
 }
 
+fn no_files() -> Error {
+    Error::Protocol { reason: "tensors in files were asked for, and a GPU's memory came".to_owned() }
+}
+
 fn outside() -> Error {
     Error::Protocol { reason: "an offset lies outside of its file".to_owned() }
 }
@@ -303,29 +302,36 @@ fn part(bytes: &[u8], offset: u64, length: usize) -> Result<&[u8]> {
     bytes.get(start..start.checked_add(length).ok_or_else(outside)?).ok_or_else(outside)
 }
 
-fn matrix_at<'a>(bytes: &'a [u8], rows: usize, k: usize, place: &MatrixPlace) -> Result<Matrix<'a>> {
-    let (codes, scales) = (part(bytes, place.codes, rows * k / 2)?, part(bytes, place.scales, rows * k / 16)?);
-    Ok(Matrix::new(rows, k, codes, scales, GlobalScale::nearest(place.global)).map_err(hammerhead::Error::from)?)
+fn matrix_at(bytes: &[u8], rows: usize, k: usize, [codes, scales]: [u64; 2], global: f64) -> Result<Matrix<'_>> {
+    let (codes, scales) = (part(bytes, codes, rows * k / 2)?, part(bytes, scales, rows * k / 16)?);
+    Ok(Matrix::new(rows, k, codes, scales, GlobalScale::nearest(global)).map_err(hammerhead::Error::from)?)
 }
 
 fn weights_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[WeightsPlace]) -> Result<Vec<Weights<'a>>> {
     let group = |(shape, place): (&hammerhead::Shape, &WeightsPlace)| {
-        let gate = matrix_at(bytes, shape.n, shape.k, &place.gate)?;
-        Ok(match &place.up {
-            Some(up) => Weights::gated(gate, matrix_at(bytes, shape.n, shape.k, up)?)?,
+        let matrix = |MatrixPlace { codes, scales, global }: MatrixPlace| {
+            let global = part(bytes, global, 8)?.try_into().map_err(|_| outside())?;
+            matrix_at(bytes, shape.n, shape.k, [codes, scales], f64::from_le_bytes(global))
+        };
+        let gate = matrix(place.gate)?;
+        Ok(match place.up {
+            Some(up) => Weights::gated(gate, matrix(up)?)?,
             None => Weights::plain(gate),
         })
     };
     problem.groups().iter().zip(places).map(group).collect()
 }
 
-fn tokens_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[TokensPlace]) -> Result<Vec<Activations<'a>>> {
-    let group = |(shape, place): (&hammerhead::Shape, &TokensPlace)| match place {
-        TokensPlace::Quantised(place) => Ok(matrix_at(bytes, shape.m, shape.k, place)?.into()),
-        TokensPlace::Dense { values, global } => {
+fn tokens_at<'a>(bytes: &'a [u8], operands: &Operands, places: &[TokensPlace]) -> Result<Vec<Activations<'a>>> {
+    let Operands { problem, globals, .. } = operands;
+    let group = |((shape, &global), place): ((&hammerhead::Shape, &f64), &TokensPlace)| match *place {
+        TokensPlace::Quantised { codes, scales } => {
+            Ok(matrix_at(bytes, shape.m, shape.k, [codes, scales], global)?.into())
+        }
+        TokensPlace::Dense { values } => {
             let elements = shape.m * shape.k;
-            let global = GlobalScale::nearest(*global);
-            let wide = |width: usize| part(bytes, *values, elements * width);
+            let global = GlobalScale::nearest(global);
+            let wide = |width: usize| part(bytes, values, elements * width);
             let dense = match problem.activation() {
                 Activation::F16 => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, f16>(wide(2)?), global),
                 Activation::BF16 => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, bf16>(wide(2)?), global),
@@ -334,7 +340,7 @@ fn tokens_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[TokensPlace]) -> 
             Ok(dense.map_err(hammerhead::Error::from)?.into())
         }
     };
-    problem.groups().iter().zip(places).map(group).collect()
+    problem.groups().iter().zip(globals).zip(places).map(group).collect()
 }
 
 /// The places of one output's groups, which follow each other in the file.
@@ -359,7 +365,7 @@ fn targets_at<'a>(mut bytes: &'a mut [u8], problem: &Problem, places: &[u64]) ->
 /// What a process of our own computes with: the host's memory, or a GPU's.
 pub(super) trait Worker {
     /// Packs the weights of a problem, unless no way of this contestant's is legal for it.
-    fn prepare(&mut self, message: Prepare) -> Result<Readiness>;
+    fn prepare(&mut self, message: &Prepare) -> Result<Readiness>;
 
     /// Does jobs, one after the other, to the end.
     fn run(&mut self, jobs: &[Job]) -> Result<()>;
@@ -371,8 +377,8 @@ pub(super) trait Worker {
 }
 
 impl Worker for Bench {
-    fn prepare(&mut self, message: Prepare) -> Result<Readiness> {
-        Bench::prepare(self, &message)
+    fn prepare(&mut self, message: &Prepare) -> Result<Readiness> {
+        Bench::prepare(self, message)
     }
 
     fn run(&mut self, jobs: &[Job]) -> Result<()> {

@@ -3,16 +3,16 @@
 //! a prediction, with the model's error for its interval.
 
 use hammerhead::{Error as Refused, Problem};
-use testkit::counters::{counters, small_layer};
-use testkit::verify::Report;
-
-use crate::contestant::Fault;
-use crate::court::{Baseline, BaselineShape, Referee, Swimmer};
-use crate::entry::{Entry, Way};
-use crate::referee::{
+use referee::contestant::Fault;
+use referee::{
     Correctness, CourseReport, Measurement, Outcome, Pairing, Precision, RefereeSettings, ShapeResult, Sitting,
     Speedup, Stop, Summary, Terms, Wrong,
 };
+use testkit::counters::{counters, small_layer};
+use testkit::verify::Report;
+
+use crate::court::{Baseline, BaselineShape, Referee, Swimmer};
+use crate::entry::{Entry, Way};
 use crate::{Error, Result};
 
 use super::ProblemSpec;

@@ -1,18 +1,18 @@
 //! The gated dual GEMM on NVFP4 data: the operation that this program was made for, by the same seam as anyone's.
 //!
 //! [`problem`] is how a season writes its problems, [`mod@planner`] makes entries of configurations and says what is known of them, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
-//! `foretold` a referee for a GPU that is not there, [`words`] the first version of the protocol, which has words for this operation alone, [`mod@task`] the numbers and what should come out of them,
+//! `foretold` a referee for a GPU that is not there, [`operands`] where a message says that they lie, [`mod@task`] the numbers and what should come out of them,
 //! [`mod@questions`] what is asked, and [`yardstick`] checks large results whole.
 
 pub mod builtin;
 mod foretold;
 pub mod on_device;
+pub mod operands;
 pub mod planner;
 pub mod problem;
 pub mod questions;
 mod serve;
 pub mod task;
-pub mod words;
 pub mod yardstick;
 
 use std::sync::Arc;
@@ -32,13 +32,14 @@ pub use questions::questions;
 pub use serve::serve;
 pub use task::{Workshop, task, tasks};
 
-use crate::contestant::Contestant;
-use crate::contestant::protocol::Residence;
+use referee::contestant::Contestant;
+use referee::contestant::protocol::Residence;
+use referee::seeds::derive;
+use referee::task::Task;
+
+use crate::Result;
 use crate::entry::Way;
 use crate::operation::Operation;
-use crate::referee::seeds::derive;
-use crate::task::Task;
-use crate::{Error, Result};
 
 /// Its name.
 pub const NAME: &str = "dual-gemm";
@@ -109,6 +110,7 @@ impl Operation for DualGemm {
 
     fn ours_told(&self, name: &str, ways: &[Way], threads: Option<usize>, memory: Residence) -> Result<Value> {
         let builtin = Builtin { name: name.to_owned(), ways: ways.to_vec(), threads, memory };
-        serde_json::to_value(&builtin).map_err(|source| Error::Protocol { reason: source.to_string() })
+        let told = serde_json::to_value(&builtin);
+        Ok(told.map_err(|source| referee::Error::Protocol { reason: source.to_string() })?)
     }
 }

@@ -12,14 +12,14 @@ use gpu::{DeviceOutput, DeviceTokens, device};
 use hammerhead::format::GlobalScale;
 use hammerhead::gpu::Queue;
 use hammerhead::{Activation, Problem, Request, Shape};
+use referee::contestant::device::DeviceClock;
+use referee::contestant::protocol::{DeviceFiles, LATCH_DONE, OnGpu, Prepare};
+use referee::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
+use referee::digits::unhex;
+use referee::{Error, Result};
 
 use super::builtin::{Bench, Builtin, Loaded, Worker, failed, map};
-use super::words::{Prepare, TokensPlace};
-use crate::contestant::device::DeviceClock;
-use crate::contestant::protocol::{LATCH_DONE, OnGpu};
-use crate::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Readiness, Session, Stage, Tensors};
-use crate::written::unhex;
-use crate::{Error, Result};
+use super::operands::{Operands, TokensPlace};
 
 /// Calls that a queue is made ready for before there is a new one: fewer than it remembers.
 const REMEMBERED: usize = 400;
@@ -67,7 +67,8 @@ struct Ready {
     queue: Queue,
     /// Calls that the queue was made ready for.
     prepared: usize,
-    message: Prepare,
+    /// The lent memory, where another process has allocated it.
+    memory: Option<DeviceFiles>,
 }
 
 /// Our own kernels in a process of their own, on memory of a GPU that the referee has allocated: how they meet a program.
@@ -99,7 +100,7 @@ impl Guest {
     /// Jobs as the queue wants them, at the addresses that the lent memory has here.
     fn calls(&self, jobs: &[Job]) -> Result<Vec<Call>> {
         let ready = self.ready.as_ref().ok_or_else(unprepared)?;
-        let memory = ready.message.memory.as_ref().ok_or_else(unprepared)?;
+        let memory = ready.memory.as_ref().ok_or_else(unprepared)?;
         let at = |piece: &OnGpu| self.opened.get(&piece.handle).map(LentMemory::address);
         let (inputs, outputs) = at(&memory.inputs).zip(at(&memory.outputs)).ok_or_else(unprepared)?;
         jobs.iter().map(|job| ready.call(*job, inputs, outputs)).collect()
@@ -107,7 +108,7 @@ impl Guest {
 }
 
 impl Worker for Guest {
-    fn prepare(&mut self, message: Prepare) -> Result<Readiness> {
+    fn prepare(&mut self, message: &Prepare) -> Result<Readiness> {
         self.ready = None;
         let absent = || Error::Protocol { reason: "tensors on the GPU were asked for, and files came".to_owned() };
         let memory = message.memory.clone().ok_or_else(absent)?;
@@ -116,12 +117,12 @@ impl Worker for Guest {
         for piece in [&memory.inputs, &memory.outputs].into_iter().chain(&memory.latch) {
             self.open(piece)?;
         }
-        let loaded = match self.bench.load(&message, &weights)? {
+        let loaded = match self.bench.load(message, &weights)? {
             Ok(loaded) => loaded,
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
         let queue = Queue::new(0)?.with_request(Request::from(*loaded.plan.config()));
-        self.ready = Some(Ready { loaded, queue, prepared: 0, message });
+        self.ready = Some(Ready { loaded, queue, prepared: 0, memory: Some(memory) });
         Ok(Readiness::Ready)
     }
 
@@ -141,7 +142,7 @@ impl Worker for Guest {
     fn queue(&mut self, jobs: &[Job], value: u32) -> Result<()> {
         let calls = self.calls(jobs)?;
         let ready = self.ready.as_mut().ok_or_else(unprepared)?;
-        let latch = ready.message.memory.as_ref().and_then(|memory| memory.latch.as_ref());
+        let latch = ready.memory.as_ref().and_then(|memory| memory.latch.as_ref());
         let latch = latch.and_then(|piece| self.opened.get(&piece.handle)).ok_or_else(unprepared)?.address();
         // Kernels are loaded and memory is allocated before anything waits: both may wait for the device.
         ready.make_ready(0, &calls)?;
@@ -169,13 +170,14 @@ struct Call {
 impl Swimmer {
     fn load(&mut self) -> Result<Readiness> {
         (self.ready, self.calls) = (None, Vec::new());
-        let message = Prepare::of(self.tensors.words_of_first_version()?)?;
-        let loaded = match self.bench.load(&message, &map(&message.weights)?)? {
+        let message = self.tensors.message(String::new())?;
+        let constants = &message.files.as_ref().ok_or_else(unprepared)?.constants;
+        let loaded = match self.bench.load(&message, &map(constants)?)? {
             Ok(loaded) => loaded,
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
         let queue = Queue::new(self.device)?.with_request(Request::from(*loaded.plan.config()));
-        self.ready = Some(Ready { loaded, queue, prepared: 0, message });
+        self.ready = Some(Ready { loaded, queue, prepared: 0, memory: None });
         Ok(Readiness::Ready)
     }
 
@@ -235,30 +237,28 @@ impl Ready {
     fn call(&self, job: Job, inputs: u64, outputs: u64) -> Result<Call> {
         let missing = || Error::Protocol { reason: format!("{job:?} names what was not prepared") };
         self.loaded.layers.get(job.layer).ok_or_else(missing)?;
-        let problem = &self.loaded.problem;
-        let places = self.message.inputs.get(job.input).ok_or_else(missing)?;
-        let tokens = problem.groups().iter().zip(places).map(|(shape, place)| tokens_at(problem, shape, inputs, place));
-        let places = self.message.places.get(job.output).ok_or_else(missing)?;
+        let Operands { problem, globals, .. } = &self.loaded.operands;
+        let places = self.loaded.operands.inputs.get(job.input).ok_or_else(missing)?;
+        let groups = problem.groups().iter().zip(globals).zip(places);
+        let tokens = groups.map(|((shape, &global), place)| tokens_at(problem, shape, inputs, place, global));
+        let places = self.loaded.operands.outputs.get(job.output).ok_or_else(missing)?;
         let places = places.iter().map(|place| DeviceOutput::new(problem.output(), outputs + place));
         Ok(Call { layer: job.layer, tokens: tokens.collect(), outputs: places.collect() })
     }
 }
 
 /// A group's tokens in the device's memory.
-fn tokens_at(problem: &Problem, shape: &Shape, base: u64, place: &TokensPlace) -> DeviceTokens {
-    let Shape { m, k, .. } = *shape;
+fn tokens_at(problem: &Problem, shape: &Shape, base: u64, place: &TokensPlace, global: f64) -> DeviceTokens {
+    let (Shape { m, k, .. }, global) = (*shape, GlobalScale::nearest(global));
     match place {
-        TokensPlace::Quantised(place) => {
-            let global = GlobalScale::nearest(place.global);
-            DeviceTokens::nvfp4(base + place.codes, base + place.scales, m, k, global)
-        }
-        TokensPlace::Dense { values, global } => {
+        TokensPlace::Quantised { codes, scales } => DeviceTokens::nvfp4(base + codes, base + scales, m, k, global),
+        TokensPlace::Dense { values } => {
             let dense = match problem.activation() {
                 Activation::F16 => DeviceTokens::f16,
                 Activation::BF16 => DeviceTokens::bf16,
                 _ => DeviceTokens::f32,
             };
-            dense(base + values, m, k).scaled_by(GlobalScale::nearest(*global))
+            dense(base + values, m, k).scaled_by(global)
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use gpu::{Foretold, Phase, Simulated, device, plan, simulated};
 use hammerhead::tuning::{self, Bucket, Measured, Tuned};
 use hammerhead::{Backend, Config, Engine, Options, Plan, Problem, Request, backends};
+use referee::digits::hex;
 use sha2::{Digest, Sha256};
 use testkit::{assembled, counters};
 
@@ -13,7 +14,6 @@ use super::ProblemSpec;
 use crate::configurations::{Configurations, Counter, Forecast, KernelEvidence, PhaseShare, Profile, Proof};
 use crate::entry::{Entry, Way};
 use crate::pitch::Run;
-use crate::written::hex;
 use crate::{Error, Result};
 
 /// The GPU that kernels are assembled for, and whose phases are predicted, where a season is not for another that is not there.

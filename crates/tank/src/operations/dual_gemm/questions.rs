@@ -6,7 +6,7 @@ use fastrand::Rng;
 use hammerhead::{Activation, Gate, Output, Shape};
 use testkit::cases::{self, Case, Inputs, Suite};
 
-use crate::referee::seeds::derive;
+use referee::seeds::derive;
 
 /// The kinds of numbers that a season's problems are examined with.
 const KINDS: [Inputs; 6] =

@@ -2,12 +2,12 @@
 
 use std::io::{BufRead, Write};
 
+use referee::contestant::Readiness;
+use referee::contestant::protocol::{Answer, Request, Residence, VERSION, line, understand};
+use referee::{Error, Result};
+
 use super::builtin::{Bench, Builtin, Worker};
 use super::on_device::Guest;
-use super::words::Prepare;
-use crate::contestant::Readiness;
-use crate::contestant::protocol::{Answer, FIRST_VERSION, Prepared, Request, Residence, line, understand};
-use crate::{Error, Result};
 
 /// Speaks the protocol for a built-in contestant until `bye` or the end of the input: what a fresh process does.
 pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -> Result<()> {
@@ -22,19 +22,12 @@ pub fn serve(contestant: Builtin, input: impl BufRead, mut output: impl Write) -
         let answer = match understand(text.as_bytes()).map_err(|reason| Error::Protocol { reason })? {
             Request::Hello { .. } => {
                 let queues = memory == Residence::Cuda;
-                Answer::Hello { protocol: FIRST_VERSION, name: name.clone(), deterministic: true, memory, queues }
+                Answer::Hello { protocol: VERSION, name: name.clone(), deterministic: true, memory, queues }
             }
-            Request::Prepare(message) => {
-                let Prepared::First(words) = message.prepared else {
-                    return Err(Error::Protocol {
-                        reason: "the first version was asked for, and another came".to_owned(),
-                    });
-                };
-                match bench.prepare(Prepare::of(words)?)? {
-                    Readiness::Ready => Answer::Ready { id: message.id },
-                    Readiness::Unsupported(reason) => Answer::Unsupported { id: message.id, reason },
-                }
-            }
+            Request::Prepare(message) => match bench.prepare(&message)? {
+                Readiness::Ready => Answer::Ready { id: message.id },
+                Readiness::Unsupported(reason) => Answer::Unsupported { id: message.id, reason },
+            },
             Request::Run { id, jobs, latch: None } => {
                 bench.run(&jobs)?;
                 Answer::Done { id }

@@ -10,15 +10,15 @@ use half::{bf16, f16};
 use hammerhead::bound::Bounded;
 use hammerhead::format::{Dense, Matrix, Values};
 use hammerhead::reference::Reference;
-use hammerhead::{Activations, Arithmetic, Output, Problem, Shape, Team, Weights, cpu};
+use hammerhead::{Activations, Arithmetic, Output, Shape, Team, Weights, cpu};
+use referee::task::{Bundle, Element, Expected, Found, Spec, Task, Tensor, Timed, Work};
+use referee::{Error, Result};
 use serde_json::Value;
 use testkit::cases::{Case, Instance};
 use testkit::verify::{self, Report};
 
-use super::words::{MatrixPlace, Prepare, ProblemText, TokensPlace, WeightsPlace};
+use super::operands::ProblemText;
 use super::yardstick::Yardstick;
-use crate::task::{Bundle, Element, Expected, Found, Places, Spec, Task, Tensor, Timed, Work};
-use crate::{Error, Result};
 
 /// Products beyond which the reference looks at drawn rows and columns only, and the yardstick at the rest.
 const EXHAUSTIVE: f64 = (1u64 << 30) as f64;
@@ -63,7 +63,6 @@ struct GemmTask {
 }
 
 impl GemmTask {
-    /// Those bytes as matrices.
     /// What its results are.
     fn element(&self) -> Element {
         match self.case.output {
@@ -73,12 +72,24 @@ impl GemmTask {
         }
     }
 
+    /// Those bytes as matrices.
     fn results(&self, output: &[Vec<u8>]) -> Result<Vec<Dense<'static>>> {
         let dense = |(shape, bytes): (&Shape, &Vec<u8>)| {
             let values = values(bytes, self.case.output);
             Ok(Dense::new(shape.m, shape.n, values, 1.0).map_err(hammerhead::Error::from)?)
         };
         self.case.groups.iter().zip(output).map(dense).collect()
+    }
+
+    /// The global scales of its tokens, which are the same whatever the seed.
+    fn globals(&self) -> hammerhead::Result<Vec<f64>> {
+        let groups = self.case.groups.iter().map(|s| Shape::new(s.m.min(1), 1, s.k)).collect();
+        let tokens = Case { groups, ..self.case.clone() }.instance(0)?.activations;
+        let global = |tokens: &Activations<'static>| match tokens {
+            Activations::NvFp4(matrix) => matrix.global().value(),
+            Activations::Dense(dense) => dense.global().value(),
+        };
+        Ok(tokens.iter().map(global).collect())
     }
 
     fn instance(&self, constants: &Bundle, input: &Bundle) -> Result<Instance> {
@@ -142,7 +153,7 @@ impl Task for GemmTask {
         let mut tensors = Vec::new();
         for (group, tokens) in tokens.iter().enumerate() {
             match tokens {
-                Activations::NvFp4(matrix) => tensors.extend(matrix_tensors(&format!("a.{group}"), matrix)),
+                Activations::NvFp4(matrix) => tensors.extend(code_tensors(&format!("a.{group}"), matrix)),
                 Activations::Dense(dense) => {
                     let (element, bytes): (_, &[u8]) = match dense.values() {
                         Values::F16(v) => (Element::F16, bytemuck::cast_slice(v)),
@@ -151,7 +162,6 @@ impl Task for GemmTask {
                     };
                     let spec = Spec::new(format!("a.{group}"), element, [tokens.rows(), tokens.k()]);
                     tensors.push(Tensor { spec, bytes: bytes.to_vec() });
-                    tensors.push(global(&format!("a.{group}"), dense.global().value()));
                 }
             }
         }
@@ -201,78 +211,31 @@ impl Task for GemmTask {
 
     fn look_whole(&self, timed: Timed<'_>) -> Result<Option<String>> {
         let (problem, results) = (self.case.problem()?, self.results(timed.output)?);
-        self.workshop.yardstick.check(&problem, tokens_of(timed.input)?, weights_of(timed.constants)?, &results)
+        let (tokens, weights) = (tokens_of(timed.input)?, weights_of(timed.constants)?);
+        Ok(self.workshop.yardstick.check(&problem, tokens, weights, &results)?)
     }
 
     fn described(&self) -> Value {
-        let text = self.case.problem().map(|problem| ProblemText::from(&problem));
+        let text = self.case.problem().and_then(|problem| Ok(ProblemText::new(&problem, self.globals()?)));
         text.ok().and_then(|text| serde_json::to_value(text).ok()).unwrap_or_default()
-    }
-
-    fn first_version(&self, places: &Places, constants: &[Bundle], pattern: &Bundle) -> Option<Value> {
-        let problem: Problem = self.case.problem().ok()?;
-        let layer = |(bundle, offsets): (&Bundle, &Vec<u64>)| {
-            let mut offsets = offsets.iter().copied();
-            let mut matrix = |matrix: &Matrix<'_>| matrix_place(&mut offsets, matrix);
-            let group = |weights: &Weights<'static>| {
-                let gate = matrix(weights.gate())?;
-                let up = match weights.up() {
-                    Some(up) => Some(matrix(up)?),
-                    None => None,
-                };
-                Some(WeightsPlace { gate, up })
-            };
-            weights_of(bundle).ok()?.iter().map(group).collect::<Option<Vec<_>>>()
-        };
-        let tokens = tokens_of(pattern).ok()?;
-        let input = |offsets: &Vec<u64>| {
-            let mut offsets = offsets.iter().copied();
-            let group = |tokens: &Activations<'static>| match tokens {
-                Activations::NvFp4(matrix) => matrix_place(&mut offsets, matrix).map(TokensPlace::Quantised),
-                Activations::Dense(dense) => {
-                    let (values, _) = (offsets.next()?, offsets.next()?);
-                    Some(TokensPlace::Dense { values, global: dense.global().value() })
-                }
-            };
-            tokens.iter().map(group).collect::<Option<Vec<_>>>()
-        };
-        let prepare = Prepare {
-            problem: ProblemText::from(&problem),
-            weights: places.constants_file.clone(),
-            tokens: places.inputs_file.clone(),
-            outputs: places.outputs_file.clone(),
-            layers: constants.iter().zip(&places.constants).map(layer).collect::<Option<_>>()?,
-            inputs: places.inputs.iter().map(input).collect::<Option<_>>()?,
-            places: places.outputs.clone(),
-            memory: None,
-        };
-        serde_json::to_value(prepare).ok()
     }
 }
 
 /// A matrix as its codes, its block scales and its global scale.
 fn matrix_tensors(name: &str, matrix: &Matrix<'_>) -> [Tensor; 3] {
+    let [codes, scales] = code_tensors(name, matrix);
+    let global = Spec::new(format!("{name}.global"), Element::F64, [1]);
+    [codes, scales, Tensor { spec: global, bytes: matrix.global().value().to_le_bytes().to_vec() }]
+}
+
+/// A matrix as its codes and its block scales.
+fn code_tensors(name: &str, matrix: &Matrix<'_>) -> [Tensor; 2] {
     let (rows, k) = (matrix.rows(), matrix.k());
     let tensor = |part: &str, width: usize, bytes: &[u8]| Tensor {
         spec: Spec::new(format!("{name}.{part}"), Element::U8, [rows, width]),
         bytes: bytes.to_vec(),
     };
-    [
-        tensor("codes", k / 2, matrix.codes()),
-        tensor("scales", k / 16, matrix.scales()),
-        global(name, matrix.global().value()),
-    ]
-}
-
-fn global(name: &str, value: f64) -> Tensor {
-    let spec = Spec::new(format!("{name}.global"), Element::F64, [1]);
-    Tensor { spec, bytes: value.to_le_bytes().to_vec() }
-}
-
-/// Where the three tensors of a matrix lie, in the words of the first version.
-fn matrix_place(offsets: &mut impl Iterator<Item = u64>, matrix: &Matrix<'_>) -> Option<MatrixPlace> {
-    let (codes, scales, _) = (offsets.next()?, offsets.next()?, offsets.next()?);
-    Some(MatrixPlace { codes, scales, global: matrix.global().value() })
+    [tensor("codes", k / 2, matrix.codes()), tensor("scales", k / 16, matrix.scales())]
 }
 
 fn values(bytes: &[u8], output: Output) -> Values<'static> {

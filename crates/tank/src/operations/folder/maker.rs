@@ -13,12 +13,12 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use referee::contestant::protocol::Placed;
+use referee::task::{Spec, Tensor};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use super::{Folder, Sizes, TensorText};
-use crate::contestant::protocol::Placed;
-use crate::task::{Spec, Tensor};
 use crate::{Error, Result};
 
 /// The longest that an answer is waited for.
@@ -191,7 +191,7 @@ impl Maker {
 
     /// What should come out of these tensors, in double precision.
     pub(super) fn reference(&self, problem: &Sizes, given: &[&Tensor], outputs: &[Spec]) -> Result<Vec<Vec<f64>>> {
-        let element = crate::task::Element::F64;
+        let element = referee::task::Element::F64;
         let wide = outputs.iter().map(|spec| Spec { element, ..spec.clone() });
         let specs: Vec<Spec> = given.iter().map(|tensor| tensor.spec.clone()).chain(wide).collect();
         let table = Table::new(self, &specs)?;

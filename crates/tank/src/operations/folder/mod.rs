@@ -20,12 +20,13 @@ use serde_json::Value;
 
 pub use tolerance::Tolerance;
 
+use referee::contestant::seal;
+use referee::seeds::derive;
+use referee::task::{Bundle, Element, Expected, Found, Spec, Task, Tensor, Timed, Work};
+
 use self::maker::Maker;
-use crate::contestant::seal;
 use crate::operation::Operation;
-use crate::referee::seeds::derive;
 use crate::settings::Settings;
-use crate::task::{Bundle, Element, Expected, Found, Spec, Task, Tensor, Timed, Work};
 use crate::{Error, Result, written};
 
 /// The file that describes an operation.
@@ -431,15 +432,15 @@ impl Task for FolderTask {
         self.specs(Role::Output)
     }
 
-    fn constants(&self, seed: u64) -> Result<Bundle> {
-        self.bundle(Role::Constant, seed)
+    fn constants(&self, seed: u64) -> referee::Result<Bundle> {
+        Ok(self.bundle(Role::Constant, seed)?)
     }
 
-    fn input(&self, seed: u64) -> Result<Bundle> {
-        self.bundle(Role::Input, seed)
+    fn input(&self, seed: u64) -> referee::Result<Bundle> {
+        Ok(self.bundle(Role::Input, seed)?)
     }
 
-    fn expected(&self, constants: &Bundle, input: &Bundle, _seed: u64) -> Result<Box<dyn Expected>> {
+    fn expected(&self, constants: &Bundle, input: &Bundle, _seed: u64) -> referee::Result<Box<dyn Expected>> {
         let task = self.clone();
         let (constants, input) = (constants.clone(), input.clone());
         let reference = match self.about.tolerance {
@@ -450,7 +451,7 @@ impl Task for FolderTask {
     }
 
     /// Some jobs, each whole: a reference that is a program's cannot be asked for single elements.
-    fn look(&self, run: &[Timed<'_>], elements: usize, lots: &mut Rng) -> Result<Found> {
+    fn look(&self, run: &[Timed<'_>], elements: usize, lots: &mut Rng) -> referee::Result<Found> {
         let mut all = Found::default();
         for timed in lots.choose_multiple(run.iter(), elements.min(LOOKED_AT)) {
             all.add(self.expected(timed.constants, timed.input, lots.u64(..))?.check(timed.output)?);
@@ -458,7 +459,7 @@ impl Task for FolderTask {
         Ok(all)
     }
 
-    fn look_whole(&self, _: Timed<'_>) -> Result<Option<String>> {
+    fn look_whole(&self, _: Timed<'_>) -> referee::Result<Option<String>> {
         // Every look is whole.
         Ok(None)
     }
@@ -476,7 +477,7 @@ struct FolderExpected {
 }
 
 impl Expected for FolderExpected {
-    fn check(&self, output: &[Vec<u8>]) -> Result<Found> {
+    fn check(&self, output: &[Vec<u8>]) -> referee::Result<Found> {
         let (task, outputs) = (&self.task, self.task.outputs());
         if task.about.tolerance == Tolerance::Judge {
             let given = FolderTask::given(&self.constants, &self.input);

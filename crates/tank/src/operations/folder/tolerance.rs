@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::task::{Element, Found};
+use referee::task::{Element, Found};
 
 /// An operation's rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hammerhead::{Output, Plan, Shape, backends};
-use tank::contestant::{
+use referee::contestant::{
     About, Contestant, DeviceTime, Fault, Guard, Job, Limits, Program, Readiness, Session, Tensors,
 };
+use referee::task::Task;
+use referee::{Checking, Clock, Correctness, Outcome, Pool, RefereeSettings, Side, Terms, Timing, examine, sit};
 use tank::entry::Way;
 use tank::exploits::Suite;
 use tank::operations::dual_gemm::{Builtin, tasks};
-use tank::referee::{Checking, Clock, Correctness, Outcome, Pool, RefereeSettings, Side, Terms, Timing, examine, sit};
-use tank::task::Task;
 use testkit::cases::{self, Case, Inputs};
 
 /// A problem of one group with NVFP4 tokens and SiLU.

@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use referee::contestant::{Fault, Stage};
+use referee::{
+    Control, Correctness, CourseReport, Measurement, Outcome, Pairing, Precision, ShapeResult, Side, Sitting, Speedup,
+    Stop, Summary, Terms, Wrong,
+};
 use tank::Result;
-use tank::contestant::{Fault, Stage};
 use tank::court::{Baseline, BaselineShape, Referee, Swimmer};
 use tank::event::Event;
 use tank::ledger::{self, Ledger, Record};
 use tank::operations::dual_gemm::ProblemSpec;
 use tank::pitch::{Claim, Pitch};
 use tank::play::{Options, Played, Watch, play};
-use tank::referee::{
-    Control, Correctness, CourseReport, Measurement, Outcome, Pairing, Precision, ShapeResult, Side, Sitting, Speedup,
-    Stop, Summary, Terms, Wrong,
-};
 use tank::season::{Round, Season};
 use tank::settings::Settings;
 use tank::shark::builtin::Which;
@@ -129,7 +129,7 @@ impl Referee for Scripted {
         self.ask("examine", challenger.name);
         let fate = self.fate(challenger.name);
         if matches!(fate, Fate::Blocked) {
-            return Err(tank::Error::Samples);
+            return Err(referee::Error::Samples.into());
         }
         let wrong =
             Wrong { case: "3×33×48".into(), inputs: "realistic".into(), what: "c[0, 0] is 1, should be 2".into() };

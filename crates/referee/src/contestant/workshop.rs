@@ -1,0 +1,223 @@
+//! Where a program is built: a copy of its folder that is nobody else's.
+//!
+//! A build writes beside its program, and beside it lie the programs of others: the baseline, the operation's own program, which no fence holds, and what all
+//! of them import. So it is given a copy, and what it builds is started from there. The copy is made anew for each referee, under a name that follows from what is
+//! built: compilers write the name of their folder into what they make, and a champion is known by its bytes.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::seal::folder_of;
+use crate::digits::hex;
+
+/// What a folder may hold that is copied.
+const MOST_BYTES: u64 = 1 << 30;
+const MOST_FILES: u64 = 20_000;
+/// Copies of the same name that may be in use by other referees.
+const MOST_COPIES: usize = 64;
+
+/// A copy of a program's folder, which goes with this value.
+#[derive(Debug)]
+pub struct Workshop {
+    original: PathBuf,
+    copy: PathBuf,
+    /// Bytes of the disk that it took at first.
+    copied: u64,
+    /// Held for as long as the copy is in use.
+    _lock: File,
+}
+
+impl Workshop {
+    /// A copy of the folder of what a command runs, for what builds it; none where the command names no file of its own.
+    pub(super) fn new(command: &[String], build: &[String]) -> io::Result<Option<Self>> {
+        let Some(original) = folder_of(command) else { return Ok(None) };
+        let home = std::env::var_os("HOME").map(PathBuf::from);
+        if [home, Some(std::env::temp_dir())].into_iter().flatten().any(|place| place.starts_with(&original)) {
+            let problem = format!("its program lies in {}, where others have their files", original.display());
+            return Err(io::Error::other(format!("{problem}; give it a folder of its own")));
+        }
+        let mut name = Sha256::new();
+        for word in [&original.to_string_lossy().into_owned()].into_iter().chain(command).chain(build) {
+            name.update((word.len() as u64).to_le_bytes());
+            name.update(word);
+        }
+        let (copy, lock) = reserve(&hex(&name.finalize())[..16])?;
+        let mut workshop = Self { original, copy, copied: 0, _lock: lock };
+        let mut room = Room { of: workshop.original.clone(), bytes: MOST_BYTES, files: MOST_FILES };
+        room.copy(&workshop.original, &workshop.copy)?;
+        let mut all = Room { of: PathBuf::new(), bytes: u64::MAX, files: u64::MAX };
+        all.count(&workshop.copy);
+        workshop.copied = u64::MAX - all.bytes;
+        Ok(Some(workshop))
+    }
+
+    /// The copy.
+    pub(super) fn folder(&self) -> &Path {
+        &self.copy
+    }
+
+    /// Whether it holds more than so many bytes beside what was copied, or more files than anyone needs.
+    pub(super) fn is_beyond(&self, bytes: u64) -> bool {
+        let mut room = Room { of: PathBuf::new(), bytes: self.copied + bytes, files: 10 * MOST_FILES };
+        room.count(&self.copy).is_none()
+    }
+
+    /// A command's words, where they name something in the folder, as they are in the copy.
+    pub(super) fn moved(&self, command: &[String]) -> Vec<String> {
+        let moved = |word: &String| {
+            // As it was written and as it is: a link may lead to the folder.
+            let path = [PathBuf::from(word), fs::canonicalize(word).unwrap_or_default()];
+            let inside = path.iter().find_map(|path| path.strip_prefix(&self.original).ok().map(Path::to_owned));
+            inside.map_or_else(|| word.clone(), |inside| self.copy.join(inside).to_string_lossy().into_owned())
+        };
+        command.iter().map(moved).collect()
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        remove(&self.copy);
+    }
+}
+
+/// Takes away a copy, and last its lock, which the caller holds.
+fn remove(copy: &Path) {
+    let _ = fs::remove_dir_all(copy);
+    let _ = fs::remove_file(copy.with_extension("lock"));
+}
+
+/// Takes away copies of referees that are dead.
+pub(super) fn sweep() {
+    for entry in ground().and_then(fs::read_dir).into_iter().flatten().flatten() {
+        let folder = entry.path();
+        let Ok(lock) = File::open(folder.with_extension("lock")) else { continue };
+        if folder.is_dir() && lock.try_lock().is_ok() {
+            remove(&folder);
+        }
+    }
+}
+
+/// The folder in which copies lie, which nobody else may write to.
+fn ground() -> io::Result<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let ground = std::env::temp_dir().join(format!("hammerhead-tank-builds-{user}"));
+    let _ = DirBuilder::new().mode(0o700).create(&ground);
+    let about = fs::symlink_metadata(&ground)?;
+    match about.is_dir() && about.uid() == user && about.mode() & 0o022 == 0 {
+        true => Ok(ground),
+        false => Err(io::Error::other(format!("{} is not a folder of ours alone; remove it", ground.display()))),
+    }
+}
+
+/// An empty folder of a name that nobody else uses now, with the lock that keeps it so.
+fn reserve(name: &str) -> io::Result<(PathBuf, File)> {
+    let ground = ground()?;
+    for number in 0..MOST_COPIES {
+        let folder = ground.join(format!("{name}-{number}"));
+        let path = folder.with_extension("lock");
+        let lock = File::create(&path)?;
+        // Whoever had it before may have removed the file since it was opened here: then it locks nothing.
+        let is_there = || Ok::<_, io::Error>(fs::metadata(&path)?.ino() == lock.metadata()?.ino());
+        if lock.try_lock().is_ok() && is_there().unwrap_or(false) {
+            // Of a referee that was killed.
+            if folder.symlink_metadata().is_ok() {
+                fs::remove_dir_all(&folder)?;
+            }
+            DirBuilder::new().mode(0o700).create(&folder)?;
+            return Ok((folder, lock));
+        }
+    }
+    Err(io::Error::other(format!("{MOST_COPIES} referees build the same in {}", ground.display())))
+}
+
+/// What may still be copied.
+struct Room {
+    /// The folder that is copied.
+    of: PathBuf,
+    bytes: u64,
+    files: u64,
+}
+
+impl Room {
+    /// Copies what lies in a folder. Links stay links; what is neither a file nor a folder nor a link is left out, since reading it may take for ever.
+    fn copy(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(from)? {
+            let (entry, too_large) = (entry?, || too_large(from));
+            let (kind, source, target) = (entry.file_type()?, entry.path(), to.join(entry.file_name()));
+            self.files = self.files.checked_sub(1).ok_or_else(too_large)?;
+            if kind.is_dir() {
+                DirBuilder::new().mode(0o700).create(&target)?;
+                self.copy(&source, &target)?;
+            } else if kind.is_symlink() {
+                symlink(self.leads(&source)?, &target)?;
+            } else if kind.is_file() {
+                self.bytes = self.bytes.checked_sub(entry.metadata()?.len()).ok_or_else(too_large)?;
+                fs::copy(&source, &target)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes off what lies in a folder; nothing where that is too much. What cannot be read, because it comes and goes, is not counted.
+    fn count(&mut self, folder: &Path) -> Option<()> {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let Ok(about) = entry.metadata() else { continue };
+            self.files = self.files.checked_sub(1)?;
+            self.bytes = self.bytes.checked_sub(512 * about.blocks())?;
+            if about.is_dir() {
+                self.count(&entry.path())?;
+            }
+        }
+        Some(())
+    }
+
+    /// Where a link leads in the copy: to the same place, if that is not in the folder.
+    fn leads(&self, link: &Path) -> io::Result<PathBuf> {
+        let target = fs::read_link(link)?;
+        let inside = link.canonicalize().is_ok_and(|path| path.starts_with(&self.of));
+        Ok(match link.parent().filter(|_| target.is_relative() && !inside) {
+            Some(folder) => folder.join(target),
+            None => target,
+        })
+    }
+}
+
+fn too_large(folder: &Path) -> io::Error {
+    io::Error::other(format!(
+        "{} is copied before anything is built there, and with what lies beside it holds more than {} MiB or {MOST_FILES} files; give the program a folder of its own",
+        folder.display(),
+        MOST_BYTES >> 20
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_ones_own_has_the_same_name_again_and_leaves_out_what_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        fs::create_dir(root.join("inner")).unwrap();
+        fs::write(root.join("inner/kernel.c"), "theirs").unwrap();
+        symlink("inner/kernel.c", root.join("link")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(root.join("pipe")).status().unwrap().success());
+        let command = [root.join("kernel").display().to_string()];
+        let first = Workshop::new(&command, &[]).unwrap().unwrap();
+        fs::write(first.folder().join("link"), "mine").unwrap();
+        assert_eq!(fs::read_to_string(first.folder().join("inner/kernel.c")).unwrap(), "mine");
+        assert_eq!(fs::read_to_string(root.join("inner/kernel.c")).unwrap(), "theirs");
+        assert!(!first.folder().join("pipe").exists());
+        assert_eq!(first.moved(&command), [first.folder().join("kernel").display().to_string()]);
+        let second = Workshop::new(&command, &[]).unwrap().unwrap();
+        assert_ne!(first.folder(), second.folder());
+        let before = first.folder().to_owned();
+        drop(first);
+        assert!(!before.exists());
+        assert_eq!(Workshop::new(&command, &[]).unwrap().unwrap().folder(), before);
+    }
+}

@@ -1,0 +1,3 @@
+//! The referee from outside.
+
+mod statistics;
