@@ -14,9 +14,10 @@ impl Table {
     }
 
     /// Adds a row, a cell for each column.
-    pub fn row<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
-        debug_assert_eq!(COLUMNS, self.headings.len());
-        self.rows.push(cells.into());
+    pub fn row(&mut self, cells: impl Into<Vec<String>>) {
+        let cells = cells.into();
+        debug_assert_eq!(cells.len(), self.headings.len());
+        self.rows.push(cells);
     }
 
     /// The table as text, each line ended.

@@ -10,6 +10,7 @@ use crate::common::{
 };
 use referee::contestant::{Contestant, Fault, Tensors};
 use referee::{Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Wall, examine};
+use tank::exploits::{Fate, Part};
 use tank::operations::dual_gemm::{Builtin, tasks};
 use testkit::cases::Inputs;
 
@@ -219,9 +220,24 @@ fn what_is_no_number_or_only_right_in_sum_is_wrong() {
 fn the_suite_catches_who_cheats_and_blames_nobody_else() {
     for trick in ["stale", "lazy-later"] {
         let fate = suite().play_exploit(trick, 5).unwrap();
-        assert!(!matches!(fate, tank::exploits::Fate::Fooled(_)), "{trick}: {fate:?}");
+        assert!(!matches!(fate, Fate::Fooled(_)), "{trick}: {fate:?}");
     }
     assert_eq!(suite().play_honest("ticking+threads", 5).unwrap(), None);
+}
+
+#[test]
+fn the_suite_is_played_before_any_referee_that_keeps_the_convention() {
+    let plain = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/referees/plain_loop.py");
+    let played = |referee: &[&str], part, name| {
+        suite().play_against(&referee.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>(), part, name)
+    };
+    let fate = |part, name| played(&["python3", plain], part, name).unwrap();
+    assert!(matches!(fate(Part::Exploit, "constant"), Fate::Caught(how) if how.contains("should be")));
+    assert!(matches!(fate(Part::Exploit, "leaving"), Fate::Caught(how) if how.contains("it ended")));
+    assert!(matches!(fate(Part::Exploit, "breeder"), Fate::NotPlayed(why) if why.contains("no fence")));
+    assert!(matches!(fate(Part::Honest, "plain"), Fate::GainedNothing(_)));
+    let error = played(&["echo", "who knows"], Part::Exploit, "stale").unwrap_err().to_string();
+    assert!(error.contains("who knows") && error.contains("docs/referee.md"), "{error}");
 }
 
 #[test]
