@@ -1,5 +1,7 @@
 //! A GPU on which both sides of a sitting compute: what it can do at most, how it was while they did, and whether anything ran outside of its clock.
 
+use std::collections::BTreeMap;
+
 use gpu::device;
 use gpu::driver::{Monitor, Reading};
 
@@ -23,6 +25,15 @@ const CRYSTALS: f64 = 1e-3;
 /// Seconds by which a run may be shorter than one of a kernel that does nothing: what both were seen to swing by on an H200, several times over.
 const BLANK_NOISE: f64 = 10e-6;
 
+/// The same as a part of what its inputs add.
+const COPY_NOISE: f64 = 0.05;
+/// What the host's clock may say beyond the device's of a run with all that is around it: a host that queues and looks, and as a part of it. A host that is late is so
+/// now and then; a device's clock that is slow is so in every run.
+const HOST_LATE: f64 = 1e-3;
+const HOST_LATE_SHARE: f64 = 0.05;
+/// Runs from which the two clocks are compared.
+const ENOUGH_RUNS: usize = 4;
+
 /// A device that is watched.
 pub struct Watched {
     /// What is known of it so far.
@@ -35,6 +46,8 @@ pub struct Watched {
     pub(crate) unread: Option<String>,
     /// The times of each side since they entered.
     times: [Vec<DeviceTime>; 2],
+    /// For each shape, with how many jobs a kernel that does nothing was timed, and what it took.
+    blanks: BTreeMap<usize, (usize, f64)>,
 }
 
 impl Watched {
@@ -49,12 +62,15 @@ impl Watched {
         let (flops_per_second, bytes_per_second) = facts.ceilings();
         let (name, driver) = (info.name.clone(), info.driver);
         let report = DeviceReport { name, driver, flops_per_second, bytes_per_second, ..DeviceReport::default() };
-        Ok(Self { report, cache_bytes: info.cache_bytes as u64, read, unread, times: Default::default() })
+        let (cache_bytes, times, blanks) = (info.cache_bytes as u64, Default::default(), BTreeMap::new());
+        Ok(Self { report, cache_bytes, read, unread, times, blanks })
     }
 
     /// A device that is told of, for tests of what is done with it.
     pub fn told(report: DeviceReport, cache_bytes: u64, read: impl Fn() -> Reading + 'static) -> Self {
-        Self { report, cache_bytes, read: Some(Box::new(read)), unread: None, times: Default::default() }
+        let (read, times, blanks): (Option<Box<dyn Fn() -> Reading>>, _, _) =
+            (Some(Box::new(read)), Default::default(), BTreeMap::new());
+        Self { report, cache_bytes, read, unread: None, times, blanks }
     }
 
     /// Looks at its clocks and its power.
@@ -76,17 +92,35 @@ impl Watched {
         }
     }
 
-    /// Notes what runs of a kernel that does nothing took behind a latch, beside the contestants of now: their median. Of all of those the least counts, so that whoever
-    /// leaves work behind on the device, which makes them longer, gains nothing by it.
-    pub(crate) fn note_blanks(&mut self, seconds: &[f64]) {
-        let known = self.report.blank_seconds.unwrap_or(f64::INFINITY);
-        self.report.blank_seconds = Some(known.min(median(seconds)));
+    /// Notes what runs of a kernel that does nothing took behind a latch, with the inputs of so many jobs of a shape, beside the contestants of now: their median. Of all of
+    /// those the least counts, so that whoever leaves work behind on the device, which makes them longer, gains nothing by it.
+    pub(crate) fn note_blanks(&mut self, shape: usize, jobs: usize, seconds: &[f64]) {
+        let seconds = median(seconds);
+        if jobs == 0 {
+            self.report.blank_seconds = Some(self.report.blank_seconds.unwrap_or(f64::INFINITY).min(seconds));
+            return;
+        }
+        let known = self.blanks.get(&shape).filter(|known| known.0 == jobs).map_or(f64::INFINITY, |known| known.1);
+        self.blanks.insert(shape, (jobs, known.min(seconds)));
+    }
+
+    /// What a kernel that does nothing takes behind a latch with the inputs of so many jobs: each adds the same.
+    fn blank(&self, shape: usize, jobs: usize) -> f64 {
+        let none = self.report.blank_seconds.unwrap_or(0.0);
+        let each = |&(of, seconds): &(usize, f64)| (seconds - none).max(0.0) / of as f64;
+        none + jobs as f64 * self.blanks.get(&shape).map_or(0.0, each)
     }
 
     /// Notes what a run took, and how the device is right after it; the seconds that count. A device's clock that says more than the host's has been
     /// tampered with.
-    pub(crate) fn note(&mut self, side: Side, time: DeviceTime, host: f64) -> Result<f64, Fault> {
-        let blank = self.report.blank_seconds.unwrap_or(0.0);
+    pub(crate) fn note(
+        &mut self,
+        side: Side,
+        (shape, jobs): (usize, usize),
+        time: DeviceTime,
+        host: f64,
+    ) -> Result<f64, Fault> {
+        let (none, blank) = (self.report.blank_seconds.unwrap_or(0.0), self.blank(shape, jobs));
         let seconds = time.seconds - blank;
         let [device, host_says, least] = [time.seconds, host, blank].map(|seconds| 1e6 * seconds);
         if time.seconds > host * (1.0 + CRYSTALS) || seconds.is_nan() {
@@ -94,7 +128,7 @@ impl Watched {
                 format!("its clock: the device says {device:.1} µs of a run that took {host_says:.1} by the host's");
             return Err(Fault::Tampering { what });
         }
-        if seconds < -BLANK_NOISE {
+        if seconds < -BLANK_NOISE.max(COPY_NOISE * (blank - none)) {
             let what = format!(
                 "its clock: a run took {device:.1} µs, and one kernel that does nothing takes {least:.1} behind the latch"
             );
@@ -112,6 +146,14 @@ impl Watched {
         let times = std::mem::take(&mut self.times[side.index()]);
         if times.is_empty() {
             return Ok(());
+        }
+        let slow = |[device, host]: [f64; 2]| host > device * (1.0 + HOST_LATE_SHARE) + HOST_LATE;
+        if times.len() >= ENOUGH_RUNS && times.iter().all(|time| slow(time.whole)) {
+            let least = |part: usize| times.iter().map(|time| 1e3 * time.whole[part]).fold(f64::INFINITY, f64::min);
+            let [device, host] = [least(0), least(1)];
+            let what =
+                format!("its clock: the device says {device:.2} ms of what took the host {host:.2} ms, in every run");
+            return Err(Fault::Tampering { what });
         }
         let of = |part: fn(&DeviceTime) -> f64| median(&times.iter().map(part).collect::<Vec<_>>());
         let (seconds, outside) = (of(|time| time.seconds), of(|time| time.outside));
@@ -156,6 +198,10 @@ mod tests {
         job: f64,
         outside: f64,
         latch: Option<f64>,
+        /// What the host's clock says of it, as a multiple of the device's.
+        host: f64,
+        /// What the inputs of a job take to be copied.
+        copy: f64,
         swept: Rc<RefCell<Vec<u64>>>,
     }
 
@@ -165,6 +211,8 @@ mod tests {
         job: f64,
         outside: f64,
         latch: Option<f64>,
+        host: f64,
+        copy: f64,
         by_the_host: bool,
         prepared: bool,
         swept: Rc<RefCell<Vec<u64>>>,
@@ -178,8 +226,10 @@ mod tests {
         fn start(&self) -> Result<Box<dyn Session>, Fault> {
             let (session, swept) = (self.contestant.start()?, Rc::clone(&self.swept));
             let (by_the_host, prepared) = (false, false);
-            let Self { job, outside, latch, .. } = *self;
-            Ok(Box::new(AsIfSession { session, jobs: 0, job, outside, latch, by_the_host, prepared, swept }))
+            let Self { job, outside, latch, host, copy, .. } = *self;
+            let session =
+                AsIfSession { session, jobs: 0, job, outside, latch, host, copy, by_the_host, prepared, swept };
+            Ok(Box::new(session))
         }
     }
 
@@ -218,8 +268,9 @@ mod tests {
         fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
             self.session.go()?;
             let timed = !self.by_the_host && (self.jobs > 0 || (self.prepared && self.latch.is_some()));
-            let seconds = self.job * self.jobs as f64 + self.latch.unwrap_or(0.0);
-            Ok(timed.then_some(DeviceTime { seconds, outside: self.outside }))
+            let seconds = (self.job + self.copy) * self.jobs as f64 + self.latch.unwrap_or(0.0);
+            let whole = [seconds, self.host * seconds];
+            Ok(timed.then_some(DeviceTime { seconds, outside: self.outside, whole }))
         }
 
         fn guards(&self) -> Vec<Guard> {
@@ -227,21 +278,29 @@ mod tests {
         }
     }
 
-    fn contestant(job: f64, outside: f64) -> AsIfOnDevice {
-        AsIfOnDevice { contestant: Doubler::named("as if"), job, outside, latch: None, swept: Rc::default() }
+    fn contestant_of(job: f64, outside: f64) -> AsIfOnDevice {
+        AsIfOnDevice {
+            contestant: Doubler::named("as if"),
+            job,
+            outside,
+            latch: None,
+            host: 1.0,
+            copy: 0.0,
+            swept: Rc::default(),
+        }
     }
 
     /// A pair of samples of two programs on a machine with a GPU, each with what its latch takes if it queues, where a kernel that does nothing takes 0.3 ms; and what is
     /// known of the GPU if its clock decided.
-    fn programs(latches: [Option<f64>; 2], outside: f64) -> Result<([f64; 2], Option<DeviceReport>), Halt> {
+    fn programs(latches: [Option<f64>; 2], outside: f64, copy: f64) -> Result<([f64; 2], Option<DeviceReport>), Halt> {
         let [champion, challenger] = &latches.map(|latch| {
             let contestant = Doubler::named(&format!("{latch:?}"));
-            AsIfOnDevice { job: 1e-3, outside, latch, contestant, swept: Rc::default() }
+            AsIfOnDevice { latch, contestant, copy, ..contestant_of(1e-3, outside) }
         });
         let (settings, clock) = (RefereeSettings::default(), Seconds::default());
         let pool = Pool::new(champion, challenger, vec![task()], &settings, &clock, 3);
         let device = Watched::told(DeviceReport::default(), 1000, Reading::default);
-        let blank = AsIfOnDevice { latch: Some(3e-4), ..contestant(1.0, 0.0) };
+        let blank = AsIfOnDevice { latch: Some(3e-4), copy, ..contestant_of(0.0, 0.0) };
         let mut pool = pool.unwrap().perhaps_on_device(device, Box::new(blank));
         // The challenger is not among those who enter first.
         pool.enter(Pairing::Control, 1)?;
@@ -258,7 +317,7 @@ mod tests {
 
     #[test]
     fn programs_that_queue_are_timed_by_the_device_less_what_a_kernel_takes_that_does_nothing() {
-        let ([champion, challenger], device) = programs([Some(3e-4), Some(5e-4)], 0.0).unwrap();
+        let ([champion, challenger], device) = programs([Some(3e-4), Some(5e-4)], 0.0, 0.0).unwrap();
         let jobs = 20.0;
         assert!((champion - 1e-3).abs() < 1e-9, "{champion}");
         assert!(
@@ -269,7 +328,7 @@ mod tests {
         assert_eq!(told.blank_seconds, Some(3e-4));
         assert!(told.to_string().contains("less the 300.0 µs of one that does nothing"), "{told}");
         // So much around a run is not the device's own doing.
-        let Err(Halt::Fault(Side::Champion, Fault::Tampering { what })) = programs([Some(3e-4); 2], 5e-4) else {
+        let Err(Halt::Fault(Side::Champion, Fault::Tampering { what })) = programs([Some(3e-4); 2], 5e-4, 0.0) else {
             panic!("not found")
         };
         assert!(what.contains("before or after"), "{what}");
@@ -278,10 +337,11 @@ mod tests {
     #[test]
     fn nobody_is_done_before_a_kernel_that_does_nothing_nor_makes_it_count_for_more() {
         let mut device = Watched::told(DeviceReport::default(), 1000, Reading::default);
-        device.note_blanks(&[3e-4, 3.1e-4, 2e-3]);
+        device.note_blanks(0, 0, &[3e-4, 3.1e-4, 2e-3]);
         // Somebody has left work behind.
-        device.note_blanks(&[9e-4; 3]);
-        let mut note = |seconds| device.note(Side::Champion, DeviceTime { seconds, outside: 0.0 }, 1.0);
+        device.note_blanks(0, 0, &[9e-4; 3]);
+        let mut note =
+            |seconds| device.note(Side::Champion, (0, 1), DeviceTime { seconds, outside: 0.0, whole: [0.0; 2] }, 1.0);
         assert!((note(5.1e-4).unwrap() - 2e-4).abs() < 1e-9);
         assert_eq!(note(3.05e-4), Ok(RESOLUTION), "a single job is over soon");
         let Err(Fault::Tampering { what }) = note(2.9e-4) else { panic!("what is not there was done") };
@@ -289,9 +349,31 @@ mod tests {
     }
 
     #[test]
+    fn what_copies_of_inputs_take_inside_the_clock_is_taken_off_with_the_kernel_that_does_nothing() {
+        let ([champion, challenger], _) = programs([Some(3e-4); 2], 0.0, 2e-4).unwrap();
+        assert!((champion - 1e-3).abs() < 1e-9 && (challenger - 1e-3).abs() < 1e-9, "{champion} {challenger}");
+    }
+
+    #[test]
+    fn a_devices_clock_that_is_slow_in_every_run_is_found_by_the_hosts() {
+        let note = |late: [f64; 6]| {
+            let mut device = Watched::told(DeviceReport::default(), 1000, Reading::default);
+            for late in late {
+                let time = DeviceTime { seconds: 5e-3, outside: 0.0, whole: [1e-2, 1e-2 + late] };
+                device.note(Side::Champion, (0, 1), time, 1.0).unwrap();
+            }
+            device.settle(Side::Champion)
+        };
+        let Err(Fault::Tampering { what }) = note([1e-2; 6]) else { panic!("a clock of half the speed is believed") };
+        assert!(what.contains("10.00 ms of what took the host 20.00 ms"), "{what}");
+        // A loaded host is late, but not always.
+        assert_eq!(note([5e-2, 2e-4, 5e-2, 5e-2, 5e-2, 5e-2]), Ok(()));
+    }
+
+    #[test]
     fn where_one_of_them_does_not_queue_both_are_timed_by_the_host() {
         for latches in [[None, Some(3e-4)], [Some(3e-4), None]] {
-            let ([champion, challenger], device) = programs(latches, 0.0).unwrap();
+            let ([champion, challenger], device) = programs(latches, 0.0, 0.0).unwrap();
             assert!(device.is_none() && champion == challenger && champion > 1e-3, "{champion} {challenger}");
         }
     }
@@ -318,7 +400,7 @@ mod tests {
 
     #[test]
     fn the_devices_clock_counts_and_a_planted_slowdown_is_jobs_that_it_has_to_find() {
-        let of = contestant(1e-3, 1e-5);
+        let of = contestant_of(1e-3, 1e-5);
         let ([champion, challenger], pool) = sampled(&of, Pairing::Plant, Temperature::Cold).unwrap();
         assert!((champion - 1e-3).abs() < 1e-12, "{champion}");
         assert!((challenger / champion - 1.05).abs() < 1e-9, "{challenger} of {champion}");
@@ -334,7 +416,7 @@ mod tests {
 
     #[test]
     fn cold_runs_begin_after_a_sweep_of_the_devices_cache_and_warm_ones_do_not() {
-        let of = contestant(1e-3, 0.0);
+        let of = contestant_of(1e-3, 0.0);
         sampled(&of, Pairing::Control, Temperature::Warm).map(drop).unwrap();
         assert!(of.swept.borrow().is_empty());
         sampled(&of, Pairing::Control, Temperature::Cold).map(drop).unwrap();
@@ -343,7 +425,7 @@ mod tests {
 
     #[test]
     fn work_outside_of_the_devices_clock_is_found() {
-        let fault = |job, outside| match sampled(&contestant(job, outside), Pairing::Duel, Temperature::Warm) {
+        let fault = |job, outside| match sampled(&contestant_of(job, outside), Pairing::Duel, Temperature::Warm) {
             Err(Halt::Fault(_, Fault::Tampering { what })) => what,
             other => panic!("not found: {:?}", other.map(|(samples, _)| samples).err()),
         };

@@ -139,7 +139,9 @@ impl Session for InProcess {
 
     fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
         for job in &self.jobs {
-            let (input, places) = (self.tensors.input(job.input).unwrap(), self.tensors.places().unwrap());
+            // Whoever stands in for a blank is given places, and nothing in them.
+            let Ok(input) = self.tensors.input(job.input) else { continue };
+            let places = self.tensors.places().unwrap();
             let file = OpenOptions::new().write(true).open(&places.outputs_file).unwrap();
             file.write_all_at(&doubled(input), places.outputs[job.output][0]).unwrap();
         }

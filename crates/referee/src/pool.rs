@@ -340,16 +340,27 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
-    /// Measures what a run of a kernel that does nothing takes behind a latch, where that is to be taken off.
+    /// Measures what a run of a kernel that does nothing takes behind a latch, where that is to be taken off: without inputs, and with those of a sample, once
+    /// it is known how many jobs make one.
     fn take_blanks(&mut self) -> Result<(), Halt> {
         let (Some(session), Some(device)) = (&mut self.blank, &mut self.device) else { return Ok(()) };
         let ours = |fault: Fault| Halt::Error(Error::Blank { reason: fault.to_string() });
-        let mut seconds = Vec::with_capacity(BLANKS);
-        for _ in 0..BLANKS {
-            let passed = session.stage(&[]).and_then(|()| session.go()).map_err(ours)?;
-            seconds.extend(passed.map(|time| time.seconds));
+        let mut counts = vec![0];
+        if let Some(ground) = &self.shapes[self.shape] {
+            session.tensors().lay(&ground.lot.without_constants())?;
+            session.prepare().map_err(ours)?;
+            counts.push(ground.jobs);
         }
-        device.note_blanks(&seconds);
+        for count in counts {
+            let jobs: Vec<Job> = (0..count).map(|slot| Job { layer: 0, input: slot, output: slot }).collect();
+            let mut seconds = Vec::with_capacity(BLANKS);
+            // The first with jobs after it was prepared has no latch.
+            for _ in 0..BLANKS + usize::from(count > 0) {
+                let passed = session.stage(&jobs).and_then(|()| session.go()).map_err(ours)?;
+                seconds.extend(passed.map(|time| time.seconds));
+            }
+            device.note_blanks(self.shape, count, &seconds);
+        }
         Ok(())
     }
 
@@ -464,7 +475,8 @@ impl<'a> Pool<'a> {
         let start = self.clock.now();
         let by_device = session.go().map_err(faulted)?;
         if let (Some(device), Some(time)) = (&mut self.device, by_device) {
-            let seconds = device.note(side, time, self.clock.now() - start).map_err(faulted)?;
+            let of = (self.shape, jobs.len());
+            let seconds = device.note(side, of, time, self.clock.now() - start).map_err(faulted)?;
             return Ok(Take { seconds, waited: 0.0 });
         }
         if self.pairing == Pairing::Plant && side == Side::Challenger {
@@ -690,10 +702,11 @@ impl Course for Pool<'_> {
         self.compare_weights()?;
         self.settle()?;
         self.shape = shape;
-        self.take_blanks()?;
         if self.shapes[shape].is_none() {
+            self.take_blanks()?;
             self.survey(shape)?;
         }
+        self.take_blanks()?;
         for side in [Side::Champion, Side::Challenger] {
             self.make_ready(side)?;
         }

@@ -272,6 +272,17 @@ impl Context {
         self.called("cuCtxSynchronize", unsafe { (self.symbols.context_synchronize)() })
     }
 
+    /// Makes the lines of L2 that kernels have asked to persist lines like any other, which a sweep evicts. Where the device has no such lines,
+    /// nothing is to be done.
+    pub fn reset_persisting(&self) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: a context is current.
+        match unsafe { (self.symbols.context_reset_persisting)() } {
+            NOT_SUPPORTED => Ok(()),
+            status => self.called("cuCtxResetPersistingL2Cache", status),
+        }
+    }
+
     fn called(&self, call: &'static str, status: Status) -> Result<()> {
         if status == 0 {
             return Ok(());
@@ -293,6 +304,9 @@ impl Context {
         Ok(Entered { context: self, before: Some(before) })
     }
 }
+
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: Status = 801;
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_int = 2;

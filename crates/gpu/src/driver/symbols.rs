@@ -88,6 +88,7 @@ symbols! {
     context_get = "cuCtxGetCurrent" (*mut Handle);
     context_set = "cuCtxSetCurrent" (Handle);
     context_synchronize = "cuCtxSynchronize" ();
+    context_reset_persisting = "cuCtxResetPersistingL2Cache" ();
     link_create = "cuLinkCreate_v2" (c_uint, *mut c_int, *mut *mut c_void, *mut Handle);
     link_add = "cuLinkAddData_v2" (
         Handle, c_int, *mut c_void, usize, *const c_char, c_uint, *mut c_int, *mut *mut c_void

@@ -25,6 +25,8 @@ pub struct DeviceTime {
     /// Seconds of the host's clock from when the second event was reached until the whole device had nothing left to do; of a run behind a latch, by how much
     /// longer than ever the referee's own work took before it and after it.
     pub outside: f64,
+    /// Seconds of the run with all of the referee's own work around it, by the device's clock and by the host's: the second clock.
+    pub whole: [f64; 2],
 }
 
 /// The clock of one device.
@@ -48,22 +50,25 @@ impl DeviceClock {
 
     /// Times what `queue` queues in a stream.
     pub fn time(&mut self, stream: &Stream, queue: impl FnOnce() -> Result<()>) -> Result<DeviceTime> {
-        let timed = self.between_events(stream, queue);
+        let began = Instant::now();
+        let timed = self.between_events(stream, queue).map(|times| (times, began.elapsed().as_secs_f64()));
         // Whatever became of it: nothing may still use memory that its owner gives back next.
         let reached = Instant::now();
         let done = self.context.synchronize();
         let outside = reached.elapsed().as_secs_f64();
-        let seconds = timed?;
+        let ([seconds, whole], by_host) = timed?;
         done?;
-        Ok(DeviceTime { seconds, outside })
+        Ok(DeviceTime { seconds, outside, whole: [whole, by_host] })
     }
 
-    fn between_events(&mut self, stream: &Stream, queue: impl FnOnce() -> Result<()>) -> Result<f64> {
+    /// What is queued by the device's clock, alone and with what holds the device back.
+    fn between_events(&mut self, stream: &Stream, queue: impl FnOnce() -> Result<()>) -> Result<[f64; 2]> {
+        let begun = Event::record(stream)?;
         self.hold_back(stream)?;
         let before = Event::record(stream)?;
         queue()?;
         let after = Event::record(stream)?;
-        Ok(before.seconds_until(&after)?)
+        Ok([before.seconds_until(&after)?, begun.seconds_until(&after)?])
     }
 
     fn hold_back(&mut self, stream: &Stream) -> Result<()> {
@@ -74,6 +79,8 @@ impl DeviceClock {
             self.scratch = Some(DeviceMemory::new(self.context, "a sweep of its cache", bytes)?);
         }
         let Some(scratch) = &self.scratch else { return Ok(()) };
+        // Lines that were asked to persist would outlive the sweep.
+        self.context.reset_persisting()?;
         for _ in 0..times {
             // SAFETY: the scratch stays until `time` has waited for the whole device.
             unsafe { scratch.fill_part(0, bytes, 0, stream) }?;

@@ -4,9 +4,11 @@
 //! So a contestant has its stream wait for a word of lent memory, queues a run behind that, and behind the run the writing of a second word; then its process
 //! is stopped, and nothing of a host is left in what follows. One stream of the referee's does it:
 //!
-//! 1. It *warms up*: fills of memory that only it uses, for longer than the turn that a context has.
-//! 2. It copies the inputs to where the contestant reads them, and sweeps L2 where the run is to begin cold.
-//! 3. It notes the time, opens the latch by writing the first word, waits for the second, and notes the time again. That is what the run took.
+//! 1. It *warms up*: fills of memory that only it uses, for longer than the turn that a context has. Where the run is to begin cold it sweeps L2, after
+//!    lines that somebody asked to persist there were made lines like any other.
+//! 2. It notes the time, and only then copies the inputs to where the contestant reads them. Until then there is poison: a stream of the contestant's that
+//!    waits for a word of its inputs, and not for the latch, starts inside the clock.
+//! 3. It opens the latch by writing the first word, waits for the second, and notes the time again. That is what the run took.
 //! 4. It takes a piece of every output, in an order that nobody knows, and then all of them. What was not written by then is not there, and
 //!    a piece that differs from what came later was written after the end.
 //! 5. It fills again.
@@ -15,7 +17,10 @@
 //! after the end, makes fills and sweep take longer than they ever took, and that is [`DeviceTime::outside`].
 //!
 //! The change of contexts, there and back, some 0.3 ms on an H200 and always the same, comes with the first kernel that a run launches. What a kernel takes that does
-//! nothing ([`super::blank`]) is measured and taken off by whoever times.
+//! nothing ([`super::blank`]), with the same inputs to be copied, is measured and taken off by whoever times.
+//!
+//! All of it, fills included, is timed by the host's clock as well: the second clock ([`DeviceTime::whole`]). NVIDIA's profiling interface cannot be one, since it sees the
+//! kernels of its own process alone.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -85,7 +90,6 @@ pub(super) enum Passed {
 struct Moments {
     begun: Event,
     warm: Event,
-    shown: Event,
     open: Event,
     done: Event,
     taken: Event,
@@ -130,8 +134,12 @@ impl Latch {
             self.pieces = Some(DeviceMemory::new(self.context, "pieces of outputs", bytes)?);
         }
         let Some(pieces) = &self.pieces else { return Ok(Passed::Late) };
+        run.inputs.hide(&run.shown)?;
+        self.context.reset_persisting()?;
+        let began = Instant::now();
         let queued = self.queue(run, pieces, &places);
         let in_time = queued.as_ref().is_ok_and(|moments| self.reaches(&moments.over, run.limit));
+        let by_host = began.elapsed().as_secs_f64();
         if !in_time {
             self.rescue()?;
         }
@@ -141,7 +149,7 @@ impl Latch {
         if !in_time {
             return Ok(Passed::Late);
         }
-        let time = moments.time(std::mem::take(&mut self.sweep))?;
+        let time = moments.time(std::mem::take(&mut self.sweep), by_host)?;
         Ok(match self.holds(pieces, &places, run.outputs)? {
             true => Passed::Timed(time),
             false => Passed::Changed,
@@ -154,11 +162,10 @@ impl Latch {
         let begun = mark()?;
         self.fill(FILLS, FILL_BYTES)?;
         let warm = mark()?;
-        // SAFETY: `open`, which alone calls this, waits for the stream before it returns, and holds all of this memory until then.
-        unsafe { run.inputs.queue_pass(&run.shown) }?;
-        let shown = mark()?;
         self.fill(SWEEPS, self.sweep)?;
         let open = mark()?;
+        // SAFETY: `open`, which alone calls this, waits for the stream before it returns, and holds all of this memory until then.
+        unsafe { run.inputs.queue_pass(&run.shown) }?;
         // SAFETY: both words lie in the page that this latch holds.
         unsafe { self.stream.write_word(first, self.value) }?;
         // SAFETY: as it says there, of the second word.
@@ -170,7 +177,7 @@ impl Latch {
         unsafe { run.outputs.queue_pass(&run.taken) }?;
         let taken = mark()?;
         self.fill(FILLS, FILL_BYTES)?;
-        Ok(Moments { begun, warm, shown, open, done, taken, over: mark()? })
+        Ok(Moments { begun, warm, open, done, taken, over: mark()? })
     }
 
     /// Queues fills.
@@ -217,17 +224,18 @@ impl Latch {
 }
 
 impl Moments {
-    fn time(&self, swept: usize) -> Result<DeviceTime> {
+    fn time(&self, swept: usize, by_host: f64) -> Result<DeviceTime> {
         let fillings = [
             (Filling::Before, FILL_BYTES, &self.begun, &self.warm),
-            (Filling::Sweep, swept, &self.shown, &self.open),
+            (Filling::Sweep, swept, &self.warm, &self.open),
             (Filling::After, FILL_BYTES, &self.taken, &self.over),
         ];
         let mut outside = 0.0;
         for (filling, bytes, from, to) in fillings {
             outside += beyond_quiet(filling, bytes, from.seconds_until(to)?);
         }
-        Ok(DeviceTime { seconds: self.open.seconds_until(&self.done)?, outside })
+        let whole = [self.begun.seconds_until(&self.over)?, by_host];
+        Ok(DeviceTime { seconds: self.open.seconds_until(&self.done)?, outside, whole })
     }
 }
 

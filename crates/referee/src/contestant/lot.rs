@@ -47,6 +47,11 @@ impl Lot {
         Self { task, constants, pattern, inputs, outputs }
     }
 
+    /// The same without constants, for whoever looks at none.
+    pub(crate) fn without_constants(&self) -> Self {
+        Self { constants: Arc::default(), ..self.clone() }
+    }
+
     /// The sets of constants.
     pub fn constants(&self) -> &Arc<Vec<Bundle>> {
         &self.constants
@@ -176,6 +181,7 @@ impl Tensors {
             gpu.swept = Some(DeviceMemory::new(gpu.context, "a sweep of its cache", bytes as usize)?);
         }
         if let Some(swept) = &gpu.swept {
+            gpu.context.reset_persisting()?;
             swept.fill_now(0, &gpu.stream)?;
         }
         Ok(true)

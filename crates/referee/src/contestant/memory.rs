@@ -48,7 +48,12 @@ pub(super) trait Memory {
         Ok(())
     }
 
-    /// Queues the same in the stream that its copies are made in.
+    /// Poisons what a contestant reads, in these parts, until it is passed.
+    fn hide(&self, _parts: &[(usize, usize)]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Queues what [`Memory::pass`] does, in the stream that its copies are made in.
     ///
     /// # Safety
     ///
@@ -161,6 +166,9 @@ pub(super) enum Purpose {
     Outputs,
 }
 
+/// What inputs hold until a run's clock runs.
+const HIDDEN: u8 = 0xFF;
+
 /// What the driver allocates and names to other processes whole.
 pub(super) const PAGE: u64 = 2 << 20;
 
@@ -227,6 +235,14 @@ impl Memory for OnDevice {
         let queued = unsafe { self.queue_pass(parts) };
         let done = self.stream.synchronize();
         queued.and(Ok(done?))
+    }
+
+    fn hide(&self, parts: &[(usize, usize)]) -> Result<()> {
+        for &(at, bytes) in parts {
+            // SAFETY: the stream is waited for below, whatever became of the queueing.
+            unsafe { self.of(&self.memory)?.fill_part(at, bytes, HIDDEN, &self.stream) }?;
+        }
+        Ok(self.stream.synchronize()?)
     }
 
     unsafe fn queue_pass(&self, parts: &[(usize, usize)]) -> Result<()> {
