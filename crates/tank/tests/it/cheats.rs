@@ -223,6 +223,8 @@ fn the_suite_catches_who_cheats_and_blames_nobody_else() {
         assert!(!matches!(fate, Fate::Fooled(_)), "{trick}: {fate:?}");
     }
     assert_eq!(suite().play_honest("ticking+threads", 5).unwrap(), None);
+    // A run without jobs comes before anything was prepared.
+    assert_eq!(suite().play_honest("unprepared+prefetching", 5).unwrap(), None);
 }
 
 #[test]
