@@ -9,17 +9,8 @@ use crate::timing::Spread;
 
 /// Cases timed by the host's clock.
 pub fn host(record: &HostRecord) -> String {
-    let mut table = Table::new(&[
-        "shape m×n×k",
-        ">cold",
-        ">p10…p90",
-        ">floor",
-        ">warm",
-        ">GFLOP/s",
-        "a/gate/c",
-        "on",
-        ">bound",
-    ]);
+    let mut table =
+        Table::new(&["shape m×n×k", ">cold", ">p10…p90", ">floor", ">warm", ">GFLOP/s", "a/gate/c", "on", ">bound"]);
     let mut lukewarm = false;
     for case in &record.cases {
         let short = case.cold_bytes < ROTATION;
