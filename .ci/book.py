@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the pages together: every page is in the book's table of contents, every link between files leads somewhere, and the README stays short."""
+"""Holds the prose together: every page is in the book's table of contents, every link between files leads somewhere, the README stays short, and
+comments in the sources stay within 120 columns, tables aside."""
 
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 MOST_WORDS = 600
+MOST_COLUMNS = 120
 
 
 def anchors(page):
@@ -32,6 +34,10 @@ def faults():
                 yield f"{page}: {target} leads nowhere"
             elif anchor and found.suffix == ".md" and anchor not in anchors(found):
                 yield f"{page}: {target} has no such heading"
+    for source in subprocess.check_output(["git", "ls-files", "*.rs"], text=True).split():
+        for number, line in enumerate(Path(source).read_text().splitlines(), 1):
+            if len(line) > MOST_COLUMNS and re.match(r"\s*//(?![/!]? \|)", line):
+                yield f"{source}:{number}: a comment of {len(line)} columns, and {MOST_COLUMNS} are allowed"
     words = len(Path("README.md").read_text().split())
     if words > MOST_WORDS:
         yield f"README.md: it has {words} words, and {MOST_WORDS} are allowed; move what is not for a first look to docs/"

@@ -1,7 +1,8 @@
 //! The version of this crate's kernels: a digest of its sources, so that nobody can forget to change it.
 //!
-//! What was measured with other kernels, or chosen at other prices, is no longer true. Comments, blanks and tests change neither and are
-//! left out. `hammerhead-cpu` and `hammerhead-gpu` have the same build script each; a test holds them together.
+//! What was measured with other kernels, or chosen at other prices, is no longer true. Comments, blanks and tests
+//! change neither and are left out. `hammerhead-cpu` and `hammerhead-gpu` have the same build script each; a test holds
+//! them together.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};

@@ -20,8 +20,8 @@ pub fn gguf(bytes: &[u8]) {
     read(&[("model.gguf", bytes)]);
 }
 
-/// The bytes are a folder: three lengths of two bytes each, then `config.json`, `hf_quant_config.json`, the index of shards
-/// and one shard.
+/// The bytes are a folder: three lengths of two bytes each, then `config.json`, `hf_quant_config.json`, the index of
+/// shards and one shard.
 pub fn folder(bytes: &[u8]) {
     let Some((lengths, mut rest)) = bytes.split_first_chunk::<6>() else { return };
     let mut part = |at: usize| {

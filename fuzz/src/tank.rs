@@ -1,7 +1,7 @@
-//! What a fuzzer calls with what strangers send the tank: pitches and seasons that people write, ledgers that people hand on,
-//! and what contestants and sharks say through their pipes. Errors are fine. Panics are not, nor is anything that can be read
-//! but not remembered: the ledger keeps all of it as JSON, and must give back what it was given. The tests of `tank` replay the
-//! corpus through these same functions.
+//! What a fuzzer calls with what strangers send the tank: pitches and seasons that people write, ledgers that people
+//! hand on, and what contestants and sharks say through their pipes. Errors are fine. Panics are not, nor is anything
+//! that can be read but not remembered: the ledger keeps all of it as JSON, and must give back what it was given. The
+//! tests of `tank` replay the corpus through these same functions.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -60,8 +60,8 @@ pub fn season(bytes: &[u8]) {
     }
 }
 
-/// The bytes are a ledger; and again, each of its lines is the number of a season, one digit, and an event, of which a chain
-/// is made that holds: nobody can be expected to guess hashes.
+/// The bytes are a ledger; and again, each of its lines is the number of a season, one digit, and an event, of which a
+/// chain is made that holds: nobody can be expected to guess hashes.
 pub fn ledger(bytes: &[u8]) {
     let path = Path::new("ledger.jsonl");
     if let Ok(checked) = ledger::check(path, bytes) {
@@ -100,7 +100,8 @@ fn read_all(records: &[Record]) {
     }
 }
 
-/// The bytes are lines that come through a pipe: a contestant's answers, a shark's ballots, or the referee's own messages.
+/// The bytes are lines that come through a pipe: a contestant's answers, a shark's ballots, or the referee's own
+/// messages.
 pub fn contestant(bytes: &[u8]) {
     for said in bytes.split_inclusive(|&byte| byte == b'\n').take(16) {
         if let Ok(answer) = understand::<Answer>(said) {

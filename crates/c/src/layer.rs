@@ -86,9 +86,9 @@ pub(crate) unsafe fn hand_out<T>(made: T, place: *mut *mut T, what: &str) -> Res
 
 /// Makes an engine.
 ///
-/// backend: a backend's name ("avx2", "cuda"), or NULL for what the environment's HAMMERHEAD_BACKEND says, else the best there is.
-/// threads: how many to compute on, or 0 for as many as this process may run on.
-/// config: wishes for how to compute, such as "strategy=interleaved,tile=48x16", or NULL.
+/// backend: a backend's name ("avx2", "cuda"), or NULL for what the environment's HAMMERHEAD_BACKEND says, else the
+/// best there is. threads: how many to compute on, or 0 for as many as this process may run on. config: wishes for how
+/// to compute, such as "strategy=interleaved,tile=48x16", or NULL.
 ///
 /// # Safety
 ///
@@ -146,7 +146,8 @@ pub(crate) fn destroy<T>(object: *mut T) {
 
 /// Packs the weights of `count` groups (one for a plain layer, one per expert else). They are not needed afterwards.
 ///
-/// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: the gate's limit; 0 is none for SiLU and the published one for gpt-oss, and all other gates have none.
+/// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: the gate's limit; 0 is none for SiLU and the published one for
+/// gpt-oss, and all other gates have none.
 ///
 /// # Safety
 ///
@@ -168,8 +169,8 @@ pub unsafe extern "C" fn hammerhead_layer_load(
     })
 }
 
-/// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one per group. Every run of
-/// the layer multiplies its tokens, which must not be NVFP4.
+/// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one per
+/// group. Every run of the layer multiplies its tokens, which must not be NVFP4.
 ///
 /// # Safety
 ///
@@ -224,10 +225,12 @@ unsafe fn loaded(
     Ok(Layer(Computes::Products(engine.0.load(&weights, gate)?)))
 }
 
-/// Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model declares.
+/// Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model
+/// declares.
 ///
-/// path: a folder, an index of shards, or a single safetensors or GGUF file. number: the layer's in the model.
-/// which: HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_SHARED, or HAMMERHEAD_EXPERTS_ONLY for those of the `count` numbers at `experts`.
+/// path: a folder, an index of shards, or a single safetensors or GGUF file. number: the layer's in the model. which:
+/// HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_SHARED, or HAMMERHEAD_EXPERTS_ONLY for those of the `count` numbers at
+/// `experts`.
 ///
 /// # Safety
 ///
@@ -305,12 +308,13 @@ pub unsafe extern "C" fn hammerhead_layer_shape(
     })
 }
 
-/// Computes every group of a layer: gate(A·B1ᵀ) ∘ (A·B2ᵀ) of its tokens, to its output. `count` must be the layer's number of groups.
+/// Computes every group of a layer: gate(A·B1ᵀ) ∘ (A·B2ᵀ) of its tokens, to its output. `count` must be the layer's
+/// number of groups.
 ///
 /// # Safety
 ///
-/// `tokens` and `outputs` lead to `count` structures each, whose pointers lead to as many bytes as they say; those of outputs may be
-/// written, and nobody else touches them during the call.
+/// `tokens` and `outputs` lead to `count` structures each, whose pointers lead to as many bytes as they say; those of
+/// outputs may be written, and nobody else touches them during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_run(
     engine: *const Engine,
@@ -336,8 +340,8 @@ pub unsafe extern "C" fn hammerhead_run(
     })
 }
 
-/// Quantises [rows, k] numbers (HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32) to NVFP4: rows·k/2 bytes of codes, rows·k/16
-/// bytes of scales, and the global scale.
+/// Quantises [rows, k] numbers (HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32) to NVFP4: rows·k/2 bytes of codes,
+/// rows·k/16 bytes of scales, and the global scale.
 ///
 /// # Safety
 ///

@@ -1,9 +1,9 @@
 //! The C interface: a few functions over plain pointers, so that any language can call Hammerhead.
 //!
-//! Its documentation for users is the header, `include/hammerhead.h`, which cbindgen writes from this crate and a test keeps up to date.
-//! Behind every function stands `status::guard`: it turns errors into a status and a message that the thread can ask for, and
-//! lets no panic cross the border. Everything that comes in is checked here before it becomes a slice; numbers that name
-//! something (elements, gates) are plain integers, since a C caller may pass any.
+//! Its documentation for users is the header, `include/hammerhead.h`, which cbindgen writes from this crate and a test
+//! keeps up to date. Behind every function stands `status::guard`: it turns errors into a status and a message that the
+//! thread can ask for, and lets no panic cross the border. Everything that comes in is checked here before it becomes a
+//! slice; numbers that name something (elements, gates) are plain integers, since a C caller may pass any.
 
 mod layer;
 mod operands;

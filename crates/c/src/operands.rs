@@ -66,7 +66,8 @@ pub struct Weights {
     pub b2: Matrix,
 }
 
-/// What the tokens of one group are multiplied with, column by column, before they meet its weights: AWQ's pre_quant_scale.
+/// What the tokens of one group are multiplied with, column by column, before they meet its weights: AWQ's
+/// pre_quant_scale.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct InputScale {

@@ -199,8 +199,8 @@ unsafe fn write(place: *mut usize, value: usize) -> Result<()> {
 ///
 /// # Safety
 ///
-/// The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which overlap nowhere and stay until the
-/// stream has done the work.
+/// The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which
+/// overlap nowhere and stay until the stream has done the work.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_queue_mlp(
     queue: *mut Queue,
@@ -219,8 +219,9 @@ pub unsafe extern "C" fn hammerhead_queue_mlp(
     })
 }
 
-/// Queues a layer of experts over tokens [rows, k] in the GPU's memory, by the experts that the layer's routing chooses by logits [rows, experts] that
-/// are there, in single precision. Otherwise as hammerhead_queue_mlp; a graph serves whatever logits are there when it is launched.
+/// Queues a layer of experts over tokens [rows, k] in the GPU's memory, by the experts that the layer's routing chooses
+/// by logits [rows, experts] that are there, in single precision. Otherwise as hammerhead_queue_mlp; a graph serves
+/// whatever logits are there when it is launched.
 ///
 /// # Safety
 ///
@@ -251,8 +252,8 @@ pub unsafe extern "C" fn hammerhead_queue_moe_logits(
     })
 }
 
-/// The same by experts whose numbers are given, with the weights that are given: [rows, top] each, in the GPU's memory. A number outside of 0 to
-/// experts−1 adds nothing. id_bits and weights_on_input are as for hammerhead_moe_run.
+/// The same by experts whose numbers are given, with the weights that are given: [rows, top] each, in the GPU's memory.
+/// A number outside of 0 to experts−1 adds nothing. id_bits and weights_on_input are as for hammerhead_moe_run.
 ///
 /// # Safety
 ///

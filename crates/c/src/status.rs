@@ -114,7 +114,8 @@ fn message_of(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".to_owned())
 }
 
-/// Why the last failed call of this thread failed, as UTF-8; empty if none did. Valid until the next failure on this thread.
+/// Why the last failed call of this thread failed, as UTF-8; empty if none did. Valid until the next failure on this
+/// thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn hammerhead_last_error() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())

@@ -20,8 +20,9 @@ pub struct Threads {
     pub pool: *mut c_void,
     /// How many threads there are, the calling one included.
     pub threads: usize,
-    /// Calls task(arg, i) once for each i < count, in any order, on any threads, and returns after all calls have. One thread that
-    /// makes all calls is right, too. Calls of `run` may come from several threads at once, if an engine is so used.
+    /// Calls task(arg, i) once for each i < count, in any order, on any threads, and returns after all calls have. One
+    /// thread that makes all calls is right, too. Calls of `run` may come from several threads at once, if an engine is
+    /// so used.
     pub run: Option<
         unsafe extern "C" fn(
             pool: *mut c_void,
@@ -46,8 +47,8 @@ unsafe impl Sync for Host {}
 impl Host {
     fn run(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         let arg = (&raw const task).cast_mut().cast();
-        // SAFETY: the caller of hammerhead_engine_create_on promised a function that runs the tasks and returns after all of them; `enter`
-        // reads `task` only meanwhile.
+        // SAFETY: the caller of hammerhead_engine_create_on promised a function that runs the tasks and returns after
+        // all of them; `enter` reads `task` only meanwhile.
         unsafe { (self.run)(self.pool, enter, arg, count) };
     }
 }
@@ -61,11 +62,13 @@ unsafe extern "C" fn enter(arg: *mut c_void, index: usize) {
 
 /// Makes an engine that computes on threads of the caller's. It starts none of its own.
 ///
-/// backend, config: as for hammerhead_engine_create. threads: copied; what its `pool` leads to stays until the engine is destroyed.
+/// backend, config: as for hammerhead_engine_create. threads: copied; what its `pool` leads to stays until the engine
+/// is destroyed.
 ///
 /// # Safety
 ///
-/// Texts are NULL or end with a zero byte; `threads` is NULL or a structure whose function does what it says there; `engine` may be written.
+/// Texts are NULL or end with a zero byte; `threads` is NULL or a structure whose function does what it says there;
+/// `engine` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_engine_create_on(
     backend: *const c_char,

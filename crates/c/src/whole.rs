@@ -29,7 +29,8 @@ pub const HAMMERHEAD_ROUTING_SOFTMAX: u32 = 0;
 pub const HAMMERHEAD_ROUTING_SOFTMAX_RENORM: u32 = 1;
 /// The largest logits; weights are the softmax of those (gpt-oss).
 pub const HAMMERHEAD_ROUTING_TOPK_SOFTMAX: u32 = 2;
-/// The largest sigmoids plus correction, inside the best groups; weights are the sigmoids, divided by their sum (DeepSeek-V3).
+/// The largest sigmoids plus correction, inside the best groups; weights are the sigmoids, divided by their sum
+/// (DeepSeek-V3).
 pub const HAMMERHEAD_ROUTING_SIGMOID: u32 = 3;
 /// The same without the division.
 pub const HAMMERHEAD_ROUTING_SIGMOID_PLAIN: u32 = 4;
@@ -243,7 +244,8 @@ unsafe fn dense<'a>(tokens: &Tokens) -> Result<Dense<'a>> {
     }
 }
 
-/// Packs an MLP. Its matrices are not needed afterwards. Gate and clamp are as for hammerhead_layer_load; options may be NULL.
+/// Packs an MLP. Its matrices are not needed afterwards. Gate and clamp are as for hammerhead_layer_load; options may
+/// be NULL.
 ///
 /// # Safety
 ///
@@ -273,8 +275,8 @@ pub unsafe extern "C" fn hammerhead_mlp_load(
 ///
 /// # Safety
 ///
-/// `tokens` and `output` lead to a structure each, whose pointers lead to as many bytes as they say; those of the output may be written, and nobody
-/// else touches them during the call.
+/// `tokens` and `output` lead to a structure each, whose pointers lead to as many bytes as they say; those of the
+/// output may be written, and nobody else touches them during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_mlp_run(
     engine: *const Engine,
@@ -296,9 +298,9 @@ pub unsafe extern "C" fn hammerhead_mlp_run(
 
 /// Packs a layer of `count` experts. Their matrices are not needed afterwards.
 ///
-/// shared: an expert for every token, or NULL; its result is multiplied with sigmoid(x·shared_gate) if that is not empty.
-/// routing: how logits choose experts, or NULL where ids and weights are given to every run. Gate and clamp are as for hammerhead_layer_load;
-/// options may be NULL.
+/// shared: an expert for every token, or NULL; its result is multiplied with sigmoid(x·shared_gate) if that is not
+/// empty. routing: how logits choose experts, or NULL where ids and weights are given to every run. Gate and clamp are
+/// as for hammerhead_layer_load; options may be NULL.
 ///
 /// # Safety
 ///
@@ -342,8 +344,8 @@ pub unsafe extern "C" fn hammerhead_moe_load(
     })
 }
 
-/// Reads all experts of a layer of a model on disk and packs them, with biases, input scales, the shared expert, the gate that the model declares and its
-/// rule of routing, if that is known. Options may be NULL.
+/// Reads all experts of a layer of a model on disk and packs them, with biases, input scales, the shared expert, the
+/// gate that the model declares and its rule of routing, if that is known. Options may be NULL.
 ///
 /// # Safety
 ///
@@ -437,7 +439,8 @@ pub unsafe extern "C" fn hammerhead_moe_shape(
     })
 }
 
-/// Computes tokens [rows, k] by the experts that the layer's routing chooses by their logits, [rows, experts] in single precision.
+/// Computes tokens [rows, k] by the experts that the layer's routing chooses by their logits, [rows, experts] in single
+/// precision.
 ///
 /// # Safety
 ///
@@ -465,8 +468,8 @@ pub unsafe extern "C" fn hammerhead_moe_run_logits(
     })
 }
 
-/// Computes tokens [rows, k] by the experts whose numbers are given, with the weights that are given: [rows, top] each. A number outside of 0 to
-/// experts−1 adds nothing, and its weight is not looked at.
+/// Computes tokens [rows, k] by the experts whose numbers are given, with the weights that are given: [rows, top] each.
+/// A number outside of 0 to experts−1 adds nothing, and its weight is not looked at.
 ///
 /// id_bits: 32 or 64, signed. weights_on_input: 0, or 1 where weights multiply tokens instead of results (Llama-4).
 ///

@@ -39,7 +39,8 @@ pub fn remark(text: &str) {
     let _ = writeln!(io::stderr(), "{}", visible(text));
 }
 
-/// A text without what would move a terminal's cursor: names and last words are strangers', and could write a verdict over the one that is there.
+/// A text without what would move a terminal's cursor: names and last words are strangers', and could write a verdict
+/// over the one that is there.
 fn visible(text: &str) -> Cow<'_, str> {
     let moves = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     match text.contains(moves) {

@@ -1,4 +1,5 @@
-//! `hammerhead dequantize`: a checkpoint's quantised weights as ordinary numbers, so that anyone can check what was read.
+//! `hammerhead dequantize`: a checkpoint's quantised weights as ordinary numbers, so that anyone can check what was
+//! read.
 //!
 //! One matrix is in memory at a time, in its quantised form, and one row of numbers.
 

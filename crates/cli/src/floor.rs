@@ -62,8 +62,8 @@ impl Rate {
 }
 
 impl Floor {
-    /// Sets the probe up. There is none, and no floor, where memory is short, and where the processor never computes: it is
-    /// the processor's rates that are sampled.
+    /// Sets the probe up. There is none, and no floor, where memory is short, and where the processor never computes:
+    /// it is the processor's rates that are sampled.
     pub fn new(engine: &Engine) -> Result<Self> {
         let processor = engine.backends().iter().any(|backend| backend.layout() == cpu::LAYOUT);
         let roomy = memory::free().is_none_or(|free| free > PROBE_ROOM);

@@ -31,7 +31,8 @@ pub struct Choice {
     /// Which experts, one group per expert: numbers such as 0,3,5, `shared`, or `all`, which is every numbered one
     #[arg(long, value_name = "LIST", default_value = "all", requires = "checkpoint")]
     experts: Experts,
-    /// Read tokens from this safetensors file: `a` (and `a_scale`, `a_global`) for every expert, or g0.a, g1.a, … for each
+    /// Read tokens from this safetensors file: `a` (and `a_scale`, `a_global`) for every expert, or g0.a, g1.a, … for
+    /// each
     #[arg(long, value_name = "FILE", requires = "checkpoint")]
     pub tokens: Option<PathBuf>,
     /// Make this many bf16 tokens for each expert from the seed

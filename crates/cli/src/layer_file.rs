@@ -13,7 +13,8 @@
 //! | `e0.down_input_global` | F32 `[]` or `[1]` | the global scale of an NVFP4 intermediate, 1 if absent |
 //! | `shared.…` | the same names | an expert for every token; `shared.gate` F32 `[K]` multiplies it with σ(x·v) |
 //!
-//! A name that is none of these is refused: a bias under a misspelt name must not be taken for absent. The result is `y`, `[T, K]`.
+//! A name that is none of these is refused: a bias under a misspelt name must not be taken for absent. The result is
+//! `y`, `[T, K]`.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -100,7 +101,8 @@ impl<'a> LayerFile<'a> {
     }
 }
 
-/// Tokens and their experts, for a layer of so many experts that was packed before, with a rule of routing if it has one.
+/// Tokens and their experts, for a layer of so many experts that was packed before, with a rule of routing if it has
+/// one.
 pub fn read_inputs<'a>(
     file: &'a File,
     (experts, k): (usize, usize),
@@ -184,7 +186,8 @@ fn mlp<'a>(group: &Group<'a, '_>, gate: Gate, k: usize) -> Result<MlpWeights<'a>
     Ok(MlpWeights::new(up, down)?.with_intermediate_scale(group.global("down_input_global")?)?)
 }
 
-/// Weights with their biases and their input scale, if there are any. A matrix without a bias beside one with it has zeros.
+/// Weights with their biases and their input scale, if there are any. A matrix without a bias beside one with it has
+/// zeros.
 fn dressed<'a>(group: &Group<'a, '_>, weights: Weights<'a>, biases: &[&str], scale: &str) -> Result<Weights<'a>> {
     let (n, k, matrices) = (weights.n(), weights.k(), weights.matrices().count());
     if let Some(part) = biases[matrices.min(biases.len())..].iter().find(|part| group.contains(part)) {
@@ -231,7 +234,8 @@ fn same_shape(file: &File, expert: usize, mlps: &[MlpWeights<'_>]) -> Result<()>
     group.refuse(part, problem, "all experts of a layer have one shape: check that they belong together")
 }
 
-/// The experts of every token: as the caller says, or by logits, and then what chose them. A rule that was packed serves where none is asked for.
+/// The experts of every token: as the caller says, or by logits, and then what chose them. A rule that was packed
+/// serves where none is asked for.
 fn routed(
     file: &Group<'_, '_>,
     tokens: usize,

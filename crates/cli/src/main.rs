@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod bench;
@@ -99,9 +100,33 @@ struct OldMoe {
     rest: Vec<String>,
 }
 
+/// What Rust says of text that is no number, and what a user can do with.
+const NUMBERS: [(&str, &str); 4] = [
+    ("invalid digit found in string", "a whole number is expected"),
+    ("cannot parse integer from empty string", "a whole number is expected"),
+    ("number too large to fit in target type", "the number is too large"),
+    ("invalid float literal", "a number is expected"),
+];
+
+/// The command line, or the end of the process with a message about it.
+fn parsed() -> Result<Cli, ExitCode> {
+    Cli::try_parse().map_err(|error| {
+        if error.kind() != ErrorKind::ValueValidation {
+            error.exit();
+        }
+        let text = NUMBERS.iter().fold(error.render().to_string(), |text, (said, meant)| text.replace(said, meant));
+        console::remark(text.trim_end());
+        ExitCode::from(2)
+    })
+}
+
 fn main() -> ExitCode {
     trial::by_this_program();
-    match dispatch(&Cli::parse().command) {
+    let cli = match parsed() {
+        Ok(cli) => cli,
+        Err(status) => return status,
+    };
+    match dispatch(&cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         // What a shell reports for any program whose reader went away.
         Err(Error::PipeClosed) => ExitCode::from(141),

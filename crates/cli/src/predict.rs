@@ -37,7 +37,8 @@ struct Row {
     bound_by: &'static str,
 }
 
-/// The configuration of a family that its model finds cheapest on a device, with what is asked for in its place; or why none is legal.
+/// The configuration of a family that its model finds cheapest on a device, with what is asked for in its place; or why
+/// none is legal.
 pub fn cheapest(
     family: &'static dyn Family,
     problem: &Problem,

@@ -1,7 +1,7 @@
 //! `hammerhead ptx`: the GPU kernels that a problem would run, as PTX, with what they take of the machine.
 //!
-//! Neither a GPU nor a driver is needed. The report stands in the text itself, as comments, so that it stays with it; what the
-//! kernels say of themselves comes first, then what NVIDIA's assembler makes of them, where it is at hand.
+//! Neither a GPU nor a driver is needed. The report stands in the text itself, as comments, so that it stays with it;
+//! what the kernels say of themselves comes first, then what NVIDIA's assembler makes of them, where it is at hand.
 
 use std::path::PathBuf;
 
@@ -34,8 +34,8 @@ pub struct Args {
     /// The GPU architecture
     #[arg(long, value_enum, default_value_t = Arch::Sm90a)]
     arch: Arch,
-    /// The device to plan for: h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark [default: h200 for sm_90a, b200 for
-    /// sm_100a, rtx5090 for sm_120f, else a100]
+    /// The device to plan for: h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark [default: h200 for
+    /// sm_90a, b200 for sm_100a, rtx5090 for sm_120f, else a100]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// The problem's sizes, tokens x columns x K, or several groups of tokens against weights of one size
@@ -45,7 +45,8 @@ pub struct Args {
     /// depth=64|128|256, stages=N, epilogue=direct|staged, schedule=tile|persistent|split-k; the rest is planned
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "")]
     config: Request,
-    /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product relu2 or none
+    /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product
+    /// relu2 or none
     #[arg(long, value_name = "NAME", default_value = "silu")]
     gate: Gate,
     /// The tokens' type: nvfp4, f16, bf16 or f32 [default: nvfp4 for sm_100a, else f16]

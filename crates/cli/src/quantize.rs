@@ -2,8 +2,8 @@
 //!
 //! A matrix `X` becomes `X` (U8 [N, K/2], even k in the low nibble), `X_scale` (F8_E4M3 [N, K/16]) and `X_scale_2` (a
 //! F32 scalar that multiplies), so `proj.weight` gets ModelOpt's own names `proj.weight_scale` and
-//! `proj.weight_scale_2`. Everything else is copied. The input is mapped; the quantised tensors are held in memory until
-//! the file is written.
+//! `proj.weight_scale_2`. Everything else is copied. The input is mapped; the quantised tensors are held in memory
+//! until the file is written.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

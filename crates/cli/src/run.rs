@@ -90,8 +90,8 @@ pub struct Args {
     /// Show what the planner weighed, and why it took what it took
     #[arg(long)]
     explain: bool,
-    /// With --explain: say what this GPU, which need not be there, should take, phase by phase, and compute nothing: h200, h100, a100,
-    /// rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark
+    /// With --explain: say what this GPU, which need not be there, should take, phase by phase, and compute nothing:
+    /// h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark
     #[arg(long, value_name = "NAME", requires = "explain", conflicts_with_all = ["input", "output", "checkpoint"])]
     device: Option<String>,
     /// Print JSON

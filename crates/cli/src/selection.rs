@@ -1,5 +1,5 @@
-//! Which problems `run`, `verify` and `bench` compute: cases of the suites, or shapes from the command line, with the gate
-//! and the types that were asked for; and, for the suite `moe`, which models' layers of experts.
+//! Which problems `run`, `verify` and `bench` compute: cases of the suites, or shapes from the command line, with the
+//! gate and the types that were asked for; and, for the suite `moe`, which models' layers of experts.
 
 use std::str::FromStr;
 
@@ -73,8 +73,8 @@ pub struct Selection {
     /// given several times, and beside --suite
     #[arg(long, value_name = shapes::SYNTAX)]
     pub shape: Vec<Shapes>,
-    /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product relu2
-    /// or none [default: each case's own, and silu for a shape]
+    /// The gate: silu, silu:limit=10, gelu-tanh, gpt-oss (or gpt-oss:alpha=1.702,beta=1,limit=7); of a single product
+    /// relu2 or none [default: each case's own, and silu for a shape]
     #[arg(long, value_name = "NAME")]
     pub gate: Option<Gate>,
     /// The tokens' type: nvfp4, f16, bf16 or f32; may be given several times [default: each case's own, and

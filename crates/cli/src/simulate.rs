@@ -1,7 +1,8 @@
 //! `hammerhead sim`: the GPU's kernels in the simulator, as they are and broken on purpose.
 //!
-//! As it is, it must pass under every schedule, and what it did is counted. With `--mutations` every kernel that differs
-//! from it by one plausible mistake runs too, and a table tells which fault gave each away, and under which schedule.
+//! As it is, it must pass under every schedule, and what it did is counted. With `--mutations` every kernel that
+//! differs from it by one plausible mistake runs too, and a table tells which fault gave each away, and under which
+//! schedule.
 
 use clap::Args as ClapArgs;
 use serde::Serialize;

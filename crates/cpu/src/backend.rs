@@ -1,5 +1,5 @@
-//! What all CPU backends have in common: one layout, one schedule, one model. An instruction set adds its name, its speeds and its
-//! kernels.
+//! What all CPU backends have in common: one layout, one schedule, one model. An instruction set adds its name, its
+//! speeds and its kernels.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -68,8 +68,9 @@ impl<T> Cpu<T> {
     pub(super) const NEW: Self = Self(PhantomData);
 }
 
-// SAFETY: `available` asks the processor for every instruction that the kernels of `T` use, and `legal` is what the schedule was
-// written for: tiles, slabs and sums of any such configuration lie inside the memory that it takes for them.
+// SAFETY: `available` asks the processor for every instruction that the kernels of `T` use, and `legal` is what the
+// schedule was written for: tiles, slabs and sums of any such configuration lie inside the memory that it takes for
+// them.
 unsafe impl<T: InstructionSet> Backend for Cpu<T> {
     fn name(&self) -> &'static str {
         T::NAME

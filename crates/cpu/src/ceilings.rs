@@ -140,7 +140,8 @@ fn prefetch(memory: &[u8], offset: usize) {
     let _ = (memory, offset);
 }
 
-/// The fastest arithmetic unit of this machine: its name, and a probe that keeps it busy and returns the operations done.
+/// The fastest arithmetic unit of this machine: its name, and a probe that keeps it busy and returns the operations
+/// done.
 fn fastest_unit() -> (&'static str, fn() -> f64) {
     #[cfg(target_arch = "x86_64")]
     {

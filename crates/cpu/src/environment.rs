@@ -1,9 +1,9 @@
 //! The processor's floating-point mode: ours while we compute, the caller's before and after.
 //!
-//! A host may run its threads with subnormal numbers flushed to zero, with another rounding or with exceptions that trap; so
-//! may threads that were started from such a one, for they inherit its mode. Rust assumes the mode that a process starts with,
-//! and so do our bounds. Every piece of work on every thread therefore runs between two instructions that set that mode and
-//! put the old one back, its sticky flags included.
+//! A host may run its threads with subnormal numbers flushed to zero, with another rounding or with exceptions that
+//! trap; so may threads that were started from such a one, for they inherit its mode. Rust assumes the mode that a
+//! process starts with, and so do our bounds. Every piece of work on every thread therefore runs between two
+//! instructions that set that mode and put the old one back, its sticky flags included.
 //!
 //! The matrix unit does not look at the mode. On other processors than x86-64 nothing is done.
 
@@ -56,9 +56,10 @@ mod x86_64 {
 
     /// Sets MXCSR to the default, or to what the processor itself gave out.
     fn write(value: u32) {
-        // SAFETY: every x86-64 processor has SSE; the instruction reads the four bytes of `value`, none of whose reserved bits are
-        // set, so it does not fault. The mode in which Rust's own arithmetic runs is the one that Rust assumes, or the one
-        // in which the caller came to us. Not marked as free of effects on memory, so no load or store moves across it.
+        // SAFETY: every x86-64 processor has SSE; the instruction reads the four bytes of `value`, none of whose
+        // reserved bits are set, so it does not fault. The mode in which Rust's own arithmetic runs is the one that
+        // Rust assumes, or the one in which the caller came to us. Not marked as free of effects on memory, so no load
+        // or store moves across it.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &value, options(nostack, preserves_flags)) };
     }
 

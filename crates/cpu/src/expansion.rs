@@ -99,8 +99,8 @@ impl<'a, K: Expand> Expansion<'a, K> {
         self.remaining -= blocks;
     }
 
-    /// Goes to the next chunk, of the next panel if need be, and asks for what follows it in its stream. Blocks that have
-    /// to be made up are made up here: blank ones behind the last, and those of a panel with fewer columns.
+    /// Goes to the next chunk, of the next panel if need be, and asks for what follows it in its stream. Blocks that
+    /// have to be made up are made up here: blank ones behind the last, and those of a panel with fewer columns.
     #[inline(never)]
     fn next_chunk(&mut self) {
         while self.stream.is_empty() {

@@ -31,8 +31,8 @@ pub(super) struct Finish<'a> {
 
 impl Finish<'_> {
     /// Scales, gates, rounds and stores every token of the tile, 16 columns at a time: panel after panel, or row after
-    /// row where there is room to gather one. Inlined into each instruction set's own function, with its way to round to
-    /// half precision, so that the loops become its vector code.
+    /// row where there is room to gather one. Inlined into each instruction set's own function, with its way to round
+    /// to half precision, so that the loops become its vector code.
     #[inline(always)]
     pub(super) fn write(mut self, half: impl Fn(&[f32; COLUMNS]) -> [f16; COLUMNS]) {
         let scales = self.alpha.map(Scale::new);

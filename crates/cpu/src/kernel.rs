@@ -1,9 +1,9 @@
 //! What an instruction set must be able to do, and the pieces of work it is handed.
 //!
-//! A kernel prepares tokens (once per run), expands blocks of codes into the form it multiplies (a *slab*: a few panels, a
-//! stretch of K, small enough for the L1 cache), and multiplies tokens with a slab into sums. The schedule
-//! decides what is done when; a kernel never sees a strategy. Only one hint reaches it: an [`Expansion`] of a later slab
-//! that it may advance between its products, so that dequantisation fills the gaps that matrix instructions leave.
+//! A kernel prepares tokens (once per run), expands blocks of codes into the form it multiplies (a *slab*: a few
+//! panels, a stretch of K, small enough for the L1 cache), and multiplies tokens with a slab into sums. The schedule
+//! decides what is done when; a kernel never sees a strategy. Only one hint reaches it: an [`Expansion`] of a later
+//! slab that it may advance between its products, so that dequantisation fills the gaps that matrix instructions leave.
 
 use std::ops::Range;
 
@@ -103,8 +103,8 @@ pub(super) struct Product<'a, K: Kernel> {
     pub fresh: bool,
     /// Whether this is the last stretch of K.
     pub last: bool,
-    /// Whether the tile is this one slab wide: then all products from the fresh to the last one are about the same sums,
-    /// one after the other on the same thread, and sums may stay in registers in between.
+    /// Whether the tile is this one slab wide: then all products from the fresh to the last one are about the same
+    /// sums, one after the other on the same thread, and sums may stay in registers in between.
     pub alone: bool,
 }
 

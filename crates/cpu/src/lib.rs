@@ -78,7 +78,8 @@ use op::{Backend, Result};
 
 use backend::CpuBackend;
 
-/// The version of the kernels and of the model that prices them: the package's, and a digest of the sources by `build.rs`.
+/// The version of the kernels and of the model that prices them: the package's, and a digest of the sources by
+/// `build.rs`.
 pub const KERNELS: &str = env!("HAMMERHEAD_KERNELS");
 
 /// Every CPU backend, best first. Adding one is adding its file and its line here.

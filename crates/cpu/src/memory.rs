@@ -1,8 +1,8 @@
 //! Working memory that is kept from one run to the next.
 //!
-//! A run needs prepared tokens, slabs and sums. Fresh pages for them would cost a fault every 4 KB of every run, so what a
-//! run gives back is handed to the next. It begins at a page, in large pages where the system grants them, and holds
-//! whatever was left in it.
+//! A run needs prepared tokens, slabs and sums. Fresh pages for them would cost a fault every 4 KB of every run, so
+//! what a run gives back is handed to the next. It begins at a page, in large pages where the system grants them, and
+//! holds whatever was left in it.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -32,8 +32,8 @@ pub(super) struct Lease<'a, T: Pod> {
 }
 
 impl Arena {
-    /// So many elements: the smallest free piece that has room, or a new one. Where none has room, the largest is let go for
-    /// the new one, so that there are never more pieces than were once in use together.
+    /// So many elements: the smallest free piece that has room, or a new one. Where none has room, the largest is let
+    /// go for the new one, so that there are never more pieces than were once in use together.
     pub(super) fn take<T: Pod>(&self, length: usize) -> Result<Lease<'_, T>> {
         let bytes = (length * size_of::<T>()).max(1);
         let kept = self.free.lock().ok().and_then(|mut free| {
@@ -54,8 +54,8 @@ impl Arena {
     }
 }
 
-/// One piece of memory, cut for several users. Asking for each part by itself would cost more than the parts are used for where
-/// there are hundreds of small groups, or many threads.
+/// One piece of memory, cut for several users. Asking for each part by itself would cost more than the parts are used
+/// for where there are hundreds of small groups, or many threads.
 pub(super) struct Parts<'a, T: Pod> {
     memory: Lease<'a, T>,
     lengths: Vec<usize>,

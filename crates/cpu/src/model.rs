@@ -1,9 +1,9 @@
 //! What a configuration costs: which are legal, what they need, and a prediction of their time.
 //!
 //! The prediction counts, for every tile, blocks to expand, blocks to multiply and passes over the sums, at speeds that
-//! were measured on this machine or else by the kernel's author; spreads the tiles over the threads; and takes the time that the
-//! weights need from memory where that is longer. It has to rank configurations, not to be right to the microsecond. For the
-//! same speeds it always says the same.
+//! were measured on this machine or else by the kernel's author; spreads the tiles over the threads; and takes the time
+//! that the weights need from memory where that is longer. It has to rank configurations, not to be right to the
+//! microsecond. For the same speeds it always says the same.
 
 use format::BLOCK;
 
@@ -222,9 +222,9 @@ impl Rates {
         ]
     }
 
-    /// Tiles worth streaming where the largest group has so many tokens. Those of any shape have all of its tokens, or as
-    /// many as share what is done once per block; and one panel or more, since to start a tile takes as long as to read
-    /// a few KB.
+    /// Tiles worth streaming where the largest group has so many tokens. Those of any shape have all of its tokens, or
+    /// as many as share what is done once per block; and one panel or more, since to start a tile takes as long as to
+    /// read a few KB.
     fn stream_tiles(&self, largest: usize) -> Vec<Tile> {
         match (self.stream, self.together) {
             (None, _) => Vec::new(),
@@ -518,8 +518,8 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
     let streamed = rates.streams(config).filter(|_| whole);
     let resident = rates.resides(config, problem.matrices()).filter(|_| whole);
     let speed = streamed.or(resident.map(|resident| resident.speed)).unwrap_or(rates.speed);
-    // Between two stretches of K sums are written and read again, unless they stay in registers or that has been counted
-    // with the products.
+    // Between two stretches of K sums are written and read again, unless they stay in registers or that has been
+    // counted with the products.
     let counted = streamed.is_some() || resident.is_some();
     let stretches = if counted { 0.0 } else { shape.k.div_ceil(config.depth) as f64 };
     // Tokens are walked in parts of a tile where the loop says so, and each part has its weights expanded.

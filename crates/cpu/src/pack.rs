@@ -2,13 +2,13 @@
 //!
 //! A matrix `[n, k]` is cut into *panels* of 16 columns (rows of the matrix, columns of C). A panel is one sequential
 //! stream of *chunks*, each 64 of K: first the block scales, one byte a column for each of the four blocks, then the
-//! codes as eight vectors of 64 bytes, each 8 of K. In such a vector the 32-bit lane of a column holds its eight codes in
-//! the order k = 0 2 4 6 1 3 5 7, lowest nibble first. That order serves three readers at once:
+//! codes as eight vectors of 64 bytes, each 8 of K. In such a vector the 32-bit lane of a column holds its eight codes
+//! in the order k = 0 2 4 6 1 3 5 7, lowest nibble first. That order serves three readers at once:
 //!
 //! - as 16-bit lanes, nibble j is the pair (2j, 2j+1) side by side: one shift and one table look-up make a row of
 //!   bf16 pairs as matrix instructions want them;
-//! - as bytes, the low nibbles are k = 0 4 1 5 and the high ones 2 6 3 7: four of K a lane, as integer dot products want
-//!   them, if the tokens are put in the same order;
+//! - as bytes, the low nibbles are k = 0 4 1 5 and the high ones 2 6 3 7: four of K a lane, as integer dot products
+//!   want them, if the tokens are put in the same order;
 //! - as 32-bit lanes, each shift by four puts the code of one k in the low bits of every column's lane.
 //!
 //! Nothing is padded: the last chunk has the blocks that are left, the last panel the columns that are left (its lanes
@@ -90,9 +90,9 @@ pub(super) struct PackedPanels {
 }
 
 impl PackedPanels {
-    /// Packs all groups into one piece of memory. Large pages spare memory-bound kernels a page walk every 4 KB, and the
-    /// matrices of small experts would not fill theirs. Threads take one panel after the other, so that on a machine
-    /// with several memory nodes every matrix is spread over the nodes of the threads that will read it.
+    /// Packs all groups into one piece of memory. Large pages spare memory-bound kernels a page walk every 4 KB, and
+    /// the matrices of small experts would not fill theirs. Threads take one panel after the other, so that on a
+    /// machine with several memory nodes every matrix is spread over the nodes of the threads that will read it.
     pub(super) fn new(weights: &[Weights<'_>], team: &Team) -> Result<Self> {
         let matrices = || weights.iter().flat_map(Weights::matrices);
         let bytes = matrices().map(|matrix| packed_bytes(matrix).next_multiple_of(PAGE)).sum::<usize>().max(1);
@@ -143,8 +143,8 @@ impl PackedPanels {
     }
 }
 
-// SAFETY: the groups were packed from matrices of the shapes that are kept beside them, as many in each, or lie in a file of which
-// `saved::packed` has seen that.
+// SAFETY: the groups were packed from matrices of the shapes that are kept beside them, as many in each, or lie in a
+// file of which `saved::packed` has seen that.
 unsafe impl PackedWeights for PackedPanels {
     fn layout(&self) -> &'static str {
         LAYOUT

@@ -1,7 +1,7 @@
 //! Packed weights in files: as parts that somebody writes, and as parts of a file that is mapped back.
 //!
-//! The layout's bytes are the same on every machine, so that a file may be read by another than wrote it. What stands around the parts is the
-//! business of whoever writes the file.
+//! The layout's bytes are the same on every machine, so that a file may be read by another than wrote it. What stands
+//! around the parts is the business of whoever writes the file.
 
 use std::fs::File;
 use std::io;
@@ -25,8 +25,8 @@ impl MappedFile {
     /// Maps a file.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        // SAFETY: the map is read-only and private to the file it is part of. That nobody changes or cuts the file while it is mapped is the
-        // condition under which files are opened, as for models.
+        // SAFETY: the map is read-only and private to the file it is part of. That nobody changes or cuts the file
+        // while it is mapped is the condition under which files are opened, as for models.
         Ok(Self(Arc::new(unsafe { Mmap::map(&file) }?)))
     }
 

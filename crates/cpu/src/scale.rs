@@ -16,8 +16,8 @@ pub(super) fn two_powers(exponent: i32) -> [f32; 2] {
     [exponent / 2, exponent - exponent / 2].map(|exponent| 2f32.powi(exponent))
 }
 
-/// A factor that may be beyond f32, as three that are not: a number between ½ and 1, which can make no sum infinite, and two
-/// powers of two.
+/// A factor that may be beyond f32, as three that are not: a number between ½ and 1, which can make no sum infinite,
+/// and two powers of two.
 #[derive(Clone, Copy)]
 pub(super) struct Scale([f32; 3]);
 

@@ -14,11 +14,10 @@
 //! The order in which an element's products are added depends on the configuration alone, so results are the same to
 //! the bit for any number of threads.
 //!
-//! Working memory, beside the operands: prepared tokens (at most 6 bytes per activation, their rows in whole
-//! groups of the kernel's); for each thread the slabs
-//! (`stages` × panels × `depth`), the sums of one tile, one row of results if those are staged, and a copy of the tile's
-//! tokens if it takes at most 2 MB; for two-pass two f32 planes of C's size; each piece above 512 KB in whole large pages.
-//! Nothing grows with N·K.
+//! Working memory, beside the operands: prepared tokens (at most 6 bytes per activation, their rows in whole groups of
+//! the kernel's); for each thread the slabs (`stages` × panels × `depth`), the sums of one tile, one row of results if
+//! those are staged, and a copy of the tile's tokens if it takes at most 2 MB; for two-pass two f32 planes of C's size;
+//! each piece above 512 KB in whole large pages. Nothing grows with N·K.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -40,8 +39,8 @@ use super::target::SharedTarget;
 use op::interrupt::Interrupt;
 use op::{Config, Epilogue, Gate, Operands, Problem, Result, Schedule, Shape, Strategy, Target, Team};
 
-/// Bytes of a tile's tokens up to which each thread prepares them for itself, whenever it comes to others: that takes no
-/// longer than to have the team prepare all of them first.
+/// Bytes of a tile's tokens up to which each thread prepares them for itself, whenever it comes to others: that takes
+/// no longer than to have the team prepare all of them first.
 const FEW_TOKENS: usize = 1 << 17;
 
 /// Bytes of a tile's tokens up to which each thread works on a copy of its own: the size of an L2.
@@ -147,8 +146,8 @@ struct Tile {
     columns: Range<usize>,
 }
 
-/// Every tile of every group, the costliest first. Within a group, a tile of tokens meets every column before the next one
-/// does: the tokens stay in a cache, the weights pass by in one long stream.
+/// Every tile of every group, the costliest first. Within a group, a tile of tokens meets every column before the next
+/// one does: the tokens stay in a cache, the weights pass by in one long stream.
 fn tiles<K: Kernel>(groups: &[Group<'_, K>], config: &Config) -> Vec<Tile> {
     let mut tiles = Vec::new();
     for (group, Group { shape, .. }) in groups.iter().enumerate() {
@@ -212,9 +211,9 @@ fn walk<K: Kernel>(
     interrupt.check()
 }
 
-/// A thread's own copy of the tokens of its tile, which it has prepared itself where they are few. Two cores that read the same lines again and again slow each other down,
-/// even where both have them in their L2 caches; a copy costs one reading, and a tile of tokens serves many
-/// tiles of C.
+/// A thread's own copy of the tokens of its tile, which it has prepared itself where they are few. Two cores that read
+/// the same lines again and again slow each other down, even where both have them in their L2 caches; a copy costs one
+/// reading, and a tile of tokens serves many tiles of C.
 struct OwnTokens<'a, K: Kernel> {
     memory: &'a mut [K::Token],
     /// The group and the first token that the copy is of.
@@ -222,8 +221,8 @@ struct OwnTokens<'a, K: Kernel> {
 }
 
 impl<K: Kernel> OwnTokens<'_, K> {
-    /// Elements to set aside, of those that a tile's tokens are: none where they are prepared and one thread has them to
-    /// itself, or where they are too many to stay in its cache.
+    /// Elements to set aside, of those that a tile's tokens are: none where they are prepared and one thread has them
+    /// to itself, or where they are too many to stay in its cache.
     fn room(workers: usize, elements: usize, prepared: bool) -> usize {
         let copied = workers > 1 && elements * size_of::<K::Token>() <= OWN_TOKENS;
         if copied || !prepared { elements } else { 0 }
@@ -298,8 +297,8 @@ impl<'a, K: Kernel> Room<'a, K> {
     }
 }
 
-/// What one thread works in: slabs, the sums of a tile for each matrix, a row of results where those are staged, and its own
-/// copy of the tile's tokens.
+/// What one thread works in: slabs, the sums of a tile for each matrix, a row of results where those are staged, and
+/// its own copy of the tile's tokens.
 struct Scratch<'a, K: Kernel> {
     config: &'a Config,
     slabs: Vec<Slab<'a, K::Block>>,
@@ -417,8 +416,8 @@ impl<K: Kernel> TileWalk<'_, K> {
         }
     }
 
-    /// Offers the whole tile to the kernel's tightest loops, which take panels of full width only and leave strategies to
-    /// others: what an element's bits depend on, the depth, is theirs.
+    /// Offers the whole tile to the kernel's tightest loops, which take panels of full width only and leave strategies
+    /// to others: what an element's bits depend on, the depth, is theirs.
     fn stream(&self, ring: &mut Slab<'_, K::Block>, sums: &mut [Lanes]) -> bool {
         let narrow = self.config.depth == CHUNK && (K::STREAM_ROWS.is_some() || self.layout.slabs() == 1);
         if !narrow && K::RESIDENT != Some(self.config.depth) {
@@ -435,8 +434,8 @@ impl<K: Kernel> TileWalk<'_, K> {
         if narrow { self.kernel.stream(tile) } else { self.kernel.resident(tile) }
     }
 
-    /// The panels of a tile that have full width, each along all of K, in the order of this tile's sums: slab by slab, those
-    /// of the first matrix before those of the second.
+    /// The panels of a tile that have full width, each along all of K, in the order of this tile's sums: slab by slab,
+    /// those of the first matrix before those of the second.
     fn full_panels<'a>(&self, group: &Group<'_, K>, matrices: &'a [PanelMatrix], tile: &Tile) -> Vec<&'a [u8]> {
         let panels = tile.columns.start / COLUMNS..tile.columns.end / COLUMNS;
         let stretch = |matrix: &'a PanelMatrix, panel| matrix.stretch(panel, 0..group.shape.k.div_ceil(CHUNK)).bytes;

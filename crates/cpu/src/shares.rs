@@ -1,8 +1,8 @@
 //! Who computes which tile.
 //!
-//! Each worker has a share of the tiles, a stretch of neighbours that costs as much as any other, and takes them from its
-//! beginning: so it reads weights in one long stream, and knows what it will read next. Threads are not equally fast, and
-//! some never come. A worker that has none left takes the later half of what the one with the most tiles has.
+//! Each worker has a share of the tiles, a stretch of neighbours that costs as much as any other, and takes them from
+//! its beginning: so it reads weights in one long stream, and knows what it will read next. Threads are not equally
+//! fast, and some never come. A worker that has none left takes the later half of what the one with the most tiles has.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! Tokens as they came, and the power of two by which kernels multiply them so that no product leaves f32's normal range.
+//! Tokens as they came, and the power of two by which kernels multiply them so that no product leaves f32's normal
+//! range.
 
 use std::ops::Range;
 
@@ -14,8 +15,8 @@ pub(super) struct GroupTokens<'a> {
     pub largest: f32,
 }
 
-/// Where a group's largest dense token may lie, as powers of two, for f32 sums of its products to be neither subnormal nor
-/// infinite: weights are between 2⁻¹⁰ and 2¹².
+/// Where a group's largest dense token may lie, as powers of two, for f32 sums of its products to be neither subnormal
+/// nor infinite: weights are between 2⁻¹⁰ and 2¹².
 const COMFORTABLE: Range<i32> = -20..60;
 
 impl GroupTokens<'_> {
@@ -27,8 +28,8 @@ impl GroupTokens<'_> {
         (place - exponent_of(self.largest.into())).min(2 * LARGEST_POWER)
     }
 
-    /// The power of two by which kernels that multiply in f32 scale dense tokens: none, unless their products would leave
-    /// f32's normal range.
+    /// The power of two by which kernels that multiply in f32 scale dense tokens: none, unless their products would
+    /// leave f32's normal range.
     pub(super) fn f32_exponent(self) -> i32 {
         if self.largest == 0.0 || COMFORTABLE.contains(&exponent_of(self.largest.into())) {
             return 0;

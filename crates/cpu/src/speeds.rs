@@ -1,13 +1,15 @@
 //! How fast this machine is at what the model counts: bytes from memory, blocks expanded, blocks multiplied.
 //!
-//! Without a measurement the model goes by what the kernels' authors measured on their machine ([`Speeds::stated`]). What
-//! [`measure`](crate::measure()) finds here can be written down as names with numbers ([`Speeds::entries`]), read back, and
-//! put in place of those ([`Speeds::install`]), once per process and before its first plan: a process plans by one set of speeds.
+//! Without a measurement the model goes by what the kernels' authors measured on their machine ([`Speeds::stated`]).
+//! What [`measure`](crate::measure()) finds here can be written down as names with numbers ([`Speeds::entries`]), read
+//! back, and put in place of those ([`Speeds::install`]), once per process and before its first plan: a process plans
+//! by one set of speeds.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-/// What the model goes by where nothing was measured: bytes per second that one thread reads from memory, and all together.
+/// What the model goes by where nothing was measured: bytes per second that one thread reads from memory, and all
+/// together.
 const STATED_BANDWIDTH: Bandwidth = Bandwidth { thread: 13e9, machine: 200e9 };
 
 /// What bandwidths are called among the entries.
@@ -73,8 +75,8 @@ impl Speeds {
         entries.iter().all(|(_, number)| number.is_normal() && *number > 0.0).then_some(Self { bandwidth, work })
     }
 
-    /// Has every later plan of this process go by these speeds; says whether it will, which it does not if there was a plan
-    /// before, or another set.
+    /// Has every later plan of this process go by these speeds; says whether it will, which it does not if there was a
+    /// plan before, or another set.
     pub fn install(self) -> bool {
         INSTALLED.set(self).is_ok()
     }

@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use super::pack::COLUMNS;
 use op::Target;
 
-/// A result matrix `[m, n]` whose tiles are handed to different threads. It borrows the matrix as a mutable slice would, so
-/// nobody else reads or writes it meanwhile, and it cannot outlive it.
+/// A result matrix `[m, n]` whose tiles are handed to different threads. It borrows the matrix as a mutable slice
+/// would, so nobody else reads or writes it meanwhile, and it cannot outlive it.
 pub(super) struct SharedTarget<'a> {
     start: Pointer,
     rows: usize,
@@ -24,11 +24,11 @@ enum Pointer {
     F32(*mut f32),
 }
 
-// SAFETY: the pointer is to plain numbers that are mutably borrowed for `'a`, like those of a mutable slice, which may be sent
-// to another thread.
+// SAFETY: the pointer is to plain numbers that are mutably borrowed for `'a`, like those of a mutable slice, which may
+// be sent to another thread.
 unsafe impl Send for SharedTarget<'_> {}
-// SAFETY: all that can be done through a shared reference is `store`, whose callers promise that no two threads write the same
-// columns of the same row at once; nothing is read.
+// SAFETY: all that can be done through a shared reference is `store`, whose callers promise that no two threads write
+// the same columns of the same row at once; nothing is read.
 unsafe impl Sync for SharedTarget<'_> {}
 
 impl<'a> SharedTarget<'a> {
@@ -58,8 +58,9 @@ impl<'a> SharedTarget<'a> {
     ) {
         assert!(row < self.rows && columns.end <= self.columns && columns.len() <= COLUMNS);
         let offset = row * self.columns + columns.start;
-        // SAFETY: the row and the columns lie inside the matrix (asserted above), whose length `new` has compared with rows times
-        // columns and which is borrowed for as long as this lives; no other thread stores there (promised by the caller).
+        // SAFETY: the row and the columns lie inside the matrix (asserted above), whose length `new` has compared with
+        // rows times columns and which is borrowed for as long as this lives; no other thread stores there (promised by
+        // the caller).
         unsafe {
             match self.start {
                 Pointer::F16(start) => copy(&half(values), start.add(offset), columns.len()),
@@ -77,8 +78,8 @@ impl<'a> SharedTarget<'a> {
 /// `to` must be valid for writing so many values, at most [`COLUMNS`].
 #[inline(always)]
 unsafe fn copy<T: Copy>(values: &[T; COLUMNS], to: *mut T, count: usize) {
-    // SAFETY: there are `COLUMNS` values to read, and room for `count` (promised by the caller); `values` is a borrow and `to`
-    // is not part of it. An array of values wants no more alignment than is asked for: none.
+    // SAFETY: there are `COLUMNS` values to read, and room for `count` (promised by the caller); `values` is a borrow
+    // and `to` is not part of it. An array of values wants no more alignment than is asked for: none.
     unsafe {
         if count == COLUMNS {
             to.cast::<[T; COLUMNS]>().write_unaligned(*values);

@@ -1,5 +1,5 @@
-//! Where files come from: the disk, where they are mapped, so that opening one of any size costs nothing until its bytes are
-//! looked at; or the caller's memory.
+//! Where files come from: the disk, where they are mapped, so that opening one of any size costs nothing until its
+//! bytes are looked at; or the caller's memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;

@@ -1,8 +1,8 @@
 //! The one scale of a whole matrix, as its file has it.
 //!
-//! Most formats store a number that multiplies; compressed-tensors stores one that divides. Its reciprocal in f32 would be
-//! off by half an ulp, and with it every result. So the stored number stays what it is until the factor of a product is
-//! formed, in f64, of all the scales that go into it.
+//! Most formats store a number that multiplies; compressed-tensors stores one that divides. Its reciprocal in f32 would
+//! be off by half an ulp, and with it every result. So the stored number stays what it is until the factor of a product
+//! is formed, in f64, of all the scales that go into it.
 
 use std::fmt;
 
@@ -41,8 +41,8 @@ impl GlobalScale {
         }
     }
 
-    /// The scale whose [`value`](Self::value) is nearest to a number. A number that was a value comes back as the scale it
-    /// was of, so `1.0 / g` in f64 says exactly "divides by g".
+    /// The scale whose [`value`](Self::value) is nearest to a number. A number that was a value comes back as the scale
+    /// it was of, so `1.0 / g` in f64 says exactly "divides by g".
     pub fn nearest(value: f64) -> Self {
         let (factor, divisor) = (value as f32, value.recip() as f32);
         let distance = |scale: Self| (scale.value() - value).abs();

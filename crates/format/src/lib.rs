@@ -1,7 +1,7 @@
 //! What NVFP4 bytes mean.
 //!
-//! NVFP4 keeps a matrix as 4-bit floats ([`e2m1`]), one 8-bit float scale ([`e4m3`]) for every
-//! [`BLOCK`] consecutive elements of a row, and one f32 global scale for the whole matrix, which multiplies or divides ([`GlobalScale`]):
+//! NVFP4 keeps a matrix as 4-bit floats ([`e2m1`]), one 8-bit float scale ([`e4m3`]) for every [`BLOCK`] consecutive
+//! elements of a row, and one f32 global scale for the whole matrix, which multiplies or divides ([`GlobalScale`]):
 //!
 //! ```text
 //! element = e2m1(code) · e4m3(scale of its block) · global

@@ -54,8 +54,8 @@ fn block_scale(amax: f64, global: f64) -> u8 {
     e4m3::nearest(wanted.clamp(f64::from(e4m3::MIN_POSITIVE), f64::from(e4m3::MAX)))
 }
 
-/// The f32 numbers at which the choices of [`quantize`] change under a global scale, for those who can only compare. What is never chosen has an
-/// infinite one.
+/// The f32 numbers at which the choices of [`quantize`] change under a global scale, for those who can only compare.
+/// What is never chosen has an infinite one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Thresholds {
     /// The least amax of a block whose scale is above e4m3's byte 1, above 2, and so on to 125.

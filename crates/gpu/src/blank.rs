@@ -1,5 +1,5 @@
-//! A kernel that does nothing. What a run of it takes is what a launch takes, and what it takes to come to a device on which another process was at work: whoever
-//! times the runs of others takes that off.
+//! A kernel that does nothing. What a run of it takes is what a launch takes, and what it takes to come to a device on
+//! which another process was at work: whoever times the runs of others takes that off.
 
 use std::fmt;
 

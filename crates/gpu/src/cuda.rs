@@ -1,11 +1,11 @@
 //! The backend `cuda`: GPUs since Ampere through NVIDIA's driver, with the kernels of the best family for each.
 //!
-//! Weights go to the device once, in `prepack`. Programs whose tensors are on the device use a queue. A run over slices of
-//! the host's memory does the same between two copies: tokens to the device, results back. What it works with (a queue and
-//! memory for both copies) is kept for the next run on the same team, and goes with it.
+//! Weights go to the device once, in `prepack`. Programs whose tensors are on the device use a queue. A run over slices
+//! of the host's memory does the same between two copies: tokens to the device, results back. What it works with (a
+//! queue and memory for both copies) is kept for the next run on the same team, and goes with it.
 //!
-//! Copies are plain asynchronous ones: memory of the caller's is not page-locked as a rule, and the driver then moves it through
-//! buffers of its own. They take most of such a run's time; who minds keeps tensors on the device.
+//! Copies are plain asynchronous ones: memory of the caller's is not page-locked as a rule, and the driver then moves
+//! it through buffers of its own. They take most of such a run's time; who minds keeps tensors on the device.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -139,8 +139,9 @@ impl Cuda {
     }
 }
 
-// SAFETY: `available` asks for a device whose architecture the kernels are built for, and `legal` is what the kernels and their 32-bit
-// sizes were written for: launches of such a configuration stay inside operands of the problem's shapes.
+// SAFETY: `available` asks for a device whose architecture the kernels are built for, and `legal` is what the kernels
+// and their 32-bit sizes were written for: launches of such a configuration stay inside operands of the problem's
+// shapes.
 unsafe impl Backend for Cuda {
     fn name(&self) -> &'static str {
         self.name
@@ -267,8 +268,8 @@ fn copied_bytes(problem: &Problem) -> f64 {
     bytes as f64
 }
 
-/// bfloat16 tokens go to the tensor cores as they are, and sums over them leave f32's range where the tokens are near its
-/// ends. Such tokens, which no model has, are computed as single precision: that is scaled on its way.
+/// bfloat16 tokens go to the tensor cores as they are, and sums over them leave f32's range where the tokens are near
+/// its ends. Such tokens, which no model has, are computed as single precision: that is scaled on its way.
 fn widened(problem: &Problem, operands: &Operands<'_, '_, '_>) -> Result<Option<Vec<Activations<'static>>>> {
     let common = 2f32.powi(-60)..2f32.powi(60);
     let rare = |largest: &f32| *largest != 0.0 && !common.contains(largest);
@@ -386,11 +387,13 @@ impl Desk {
             tokens.push(DeviceTokens::of(activations, operands.largest[group], values, scales));
             outputs.push(DeviceOutput::new(problem.output(), memory.address() + places.outputs[group] as u64));
         }
-        // SAFETY: operands and weights live until `run` has waited for the stream, and are as large as the problem says.
+        // SAFETY: operands and weights live until `run` has waited for the stream, and are as large as the problem
+        // says.
         unsafe { self.queue.enqueue_planned(operands.weights, problem, config, &tokens, &outputs) }?;
         let stream = self.queue.stream();
         for (target, &at) in operands.targets.iter_mut().zip(&places.outputs) {
-            // SAFETY: `run` waits for the stream before it gives the results back, and nobody looks at them before that.
+            // SAFETY: `run` waits for the stream before it gives the results back, and nobody looks at them before
+            // that.
             unsafe { memory.read(at, target.bytes_mut(), stream) }?;
         }
         Ok(())

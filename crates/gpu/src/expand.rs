@@ -1,20 +1,21 @@
 //! Tokens as the tensor cores take them, made on the device: NVFP4 becomes f16 and single precision three bf16 parts.
 //!
-//! Both are exact. A code times its scale has six significant bits between 2⁻¹⁰ and 2688, which a half holds. A float of 24
-//! significant bits is the sum of three bf16 numbers of eight: the upper half of its bits is the first, the upper half of
-//! what is left the second, and the rest the third. Cutting instead of rounding keeps the parts of one sign and cannot
-//! overflow; only bits below 2⁻¹³³, bf16's last, are lost. A power of two that is multiplied on beforehand keeps groups of very
-//! small or very large numbers away from there.
+//! Both are exact. A code times its scale has six significant bits between 2⁻¹⁰ and 2688, which a half holds. A float
+//! of 24 significant bits is the sum of three bf16 numbers of eight: the upper half of its bits is the first, the upper
+//! half of what is left the second, and the rest the third. Cutting instead of rounding keeps the parts of one sign and
+//! cannot overflow; only bits below 2⁻¹³³, bf16's last, are lost. A power of two that is multiplied on beforehand keeps
+//! groups of very small or very large numbers away from there.
 //!
-//! Tokens that a layer's input scale multiplies, one factor per column, become floats by that (the one rounding here) and are split
-//! in the same breath.
+//! Tokens that a layer's input scale multiplies, one factor per column, become floats by that (the one rounding here)
+//! and are split in the same breath.
 //!
-//! The others need not know rows and columns: elements, blocks of 16 and scales follow each other in the same order. So a
-//! launch is over [segments](crate::expansion::Segment), runs of elements; groups that lie one after another in memory are one run.
+//! The others need not know rows and columns: elements, blocks of 16 and scales follow each other in the same order. So
+//! a launch is over [segments](crate::expansion::Segment), runs of elements; groups that lie one after another in
+//! memory are one run.
 //!
-//! A thread takes eight elements at a time, so that what it writes is 16 bytes and what a warp writes is whole lines. The
-//! kernel lets its successor start at once (that one waits for the end of this by itself) and waits for its own predecessor
-//! before it touches memory, on GPUs where grids can overlap.
+//! A thread takes eight elements at a time, so that what it writes is 16 bytes and what a warp writes is whole lines.
+//! The kernel lets its successor start at once (that one waits for the end of this by itself) and waits for its own
+//! predecessor before it touches memory, on GPUs where grids can overlap.
 
 use ptx::instr::Width;
 use ptx::{Addr, Builder, Error, F16x2, F32, Feature, Global, Kernel, Pred, Reg, SpecialRegister, Target, U32, U64};
@@ -127,7 +128,8 @@ impl ExpandSpec {
     /// The kernel for so many runs of so many elements in all.
     pub fn new(target: Target, source: TokenForm, runs: usize, elements: usize) -> Self {
         let segments = if runs == 1 { 1 } else { MOST_SEGMENTS };
-        // As much in flight as hides memory's latency: eight floats are two loads already. Twice that where it leaves few blocks.
+        // As much in flight as hides memory's latency: eight floats are two loads already. Twice that where it leaves
+        // few blocks.
         let least = if source == TokenForm::NvFp4 { MOST_ROUNDS / 2 } else { 1 };
         let with = |rounds| ExpandSpec { source, segments, rounds, target };
         let few = |config: &ExpandSpec| config.blocks(elements) <= FEW_BLOCKS;
@@ -206,8 +208,8 @@ impl Spec for ExpandSpec {
     }
 }
 
-/// Builds the kernel. Its arguments, for each segment: source; scales, or bytes between parts and the factor, or factors, units of
-/// a row and bytes between parts; target; units of eight elements; its first block.
+/// Builds the kernel. Its arguments, for each segment: source; scales, or bytes between parts and the factor, or
+/// factors, units of a row and bytes between parts; target; units of eight elements; its first block.
 pub fn kernel(config: ExpandSpec) -> Result<Kernel, Error> {
     let shape = ptx::LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let name = match config.source {
@@ -255,8 +257,8 @@ fn unit(k: &mut Builder, run: &Run, first: Reg<U32>, round: u32) -> (Reg<U32>, P
     (k.min(this, last), exists)
 }
 
-/// A code is a sign and three bits of magnitude. Those bits at 15 and 9..12 of a half are the code's value times 2⁻¹⁴, and the
-/// bits of a scale moved up by 7 (8 for the sign) are the scale times 2⁻⁸. Every product below is exact.
+/// A code is a sign and three bits of magnitude. Those bits at 15 and 9..12 of a half are the code's value times 2⁻¹⁴,
+/// and the bits of a scale moved up by 7 (8 for the sign) are the scale times 2⁻⁸. Every product below is exact.
 fn expand_codes(k: &mut Builder, run: &Run, places: &[(Reg<U32>, Pred)]) {
     let loaded: Vec<_> = k.phase("load", |k| {
         let load = |&(unit, _): &(Reg<U32>, Pred)| {
@@ -290,8 +292,8 @@ fn scale_pair(k: &mut Builder, scale: Reg<U32>) -> Reg<F16x2> {
 /// `(a & b) | c` as [`Builder::lop3`] takes it.
 const AND_OR: u8 = (0xF0 & 0xCC) | 0xAA;
 
-/// Eight codes times their scale. Shifts bring codes i and i + 4 to the two halves of a word; bytes are put in order at the
-/// end.
+/// Eight codes times their scale. Shifts bring codes i and i + 4 to the two halves of a word; bytes are put in order at
+/// the end.
 fn expand_word(k: &mut Builder, codes: Reg<U32>, scales: Reg<F16x2>) -> [Reg<U32>; 4] {
     let two_to_7 = k.bits::<F16x2>(0x5800_5800);
     let pairs: [Reg<U32>; 4] = std::array::from_fn(|i| {
@@ -309,8 +311,8 @@ fn expand_word(k: &mut Builder, codes: Reg<U32>, scales: Reg<F16x2>) -> [Reg<U32
         .map(|(pair, halves)| k.permute(pairs[pair], pairs[pair + 1], halves))
 }
 
-/// A bf16 number is the upper half of a float. Cutting the lower half off leaves the part, and subtracting the part leaves the
-/// rest, exactly.
+/// A bf16 number is the upper half of a float. Cutting the lower half off leaves the part, and subtracting the part
+/// leaves the rest, exactly.
 fn split_floats(k: &mut Builder, run: &Run, float: Float, places: &[(Reg<U32>, Pred)]) {
     for &(unit, exists) in places {
         let mut rest = k.phase("load", |k| load_floats(k, float, run.source, unit));

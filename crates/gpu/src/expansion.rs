@@ -1,6 +1,7 @@
 //! Tokens to be expanded, as launches of the expansion kernel.
 //!
-//! Groups whose tokens follow each other in memory are one run; a launch takes as many runs as the kernel has arguments for.
+//! Groups whose tokens follow each other in memory are one run; a launch takes as many runs as the kernel has arguments
+//! for.
 
 use ptx::{Feature, Target};
 
@@ -12,16 +13,18 @@ use super::launch::{Argument, Launch};
 pub struct Segment {
     /// Where the codes or numbers are: a multiple of 4 for codes, of 16 for numbers.
     pub source: u64,
-    /// Where the scales are: one byte for each 16 elements of codes; a float for each column, at a multiple of 16, where numbers are
-    /// multiplied with those. Else not looked at.
+    /// Where the scales are: one byte for each 16 elements of codes; a float for each column, at a multiple of 16,
+    /// where numbers are multiplied with those. Else not looked at.
     pub scales: u64,
     /// Where the (first) expanded values go, a multiple of 16.
     pub target: u64,
     /// Bytes from one part to the next, a multiple of 16. Not looked at for codes.
     pub plane: u64,
-    /// What floats are multiplied by first: a power of two. Not looked at for codes, nor where each column has a factor.
+    /// What floats are multiplied by first: a power of two. Not looked at for codes, nor where each column has a
+    /// factor.
     pub factor: f32,
-    /// Elements of a row, a multiple of 16, of which the run has a whole number. Only looked at where each column has a factor.
+    /// Elements of a row, a multiple of 16, of which the run has a whole number. Only looked at where each column has a
+    /// factor.
     pub k: usize,
     /// How many elements, a multiple of 16.
     pub elements: usize,
@@ -58,8 +61,8 @@ pub fn launches(target: Target, source: TokenForm, segments: &[Segment]) -> Vec<
     runs.chunks(MOST_SEGMENTS).map(launch_of).collect()
 }
 
-/// One launch over at most as many runs as the kernel has arguments for. Where there are fewer, the last is repeated and begins
-/// beyond the grid.
+/// One launch over at most as many runs as the kernel has arguments for. Where there are fewer, the last is repeated
+/// and begins beyond the grid.
 pub fn launch(config: ExpandSpec, runs: &[Segment]) -> Launch {
     let (mut arguments, mut blocks) = (Vec::new(), 0u32);
     for index in 0..config.segments {

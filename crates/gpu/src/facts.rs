@@ -1,14 +1,15 @@
 //! What a device is, as far as choosing a configuration depends on it.
 //!
-//! Read from the device where there is one. Where there is none, and kernels are only built, simulated or priced, those of a device by
-//! name stand in.
+//! Read from the device where there is one. Where there is none, and kernels are only built, simulated or priced, those
+//! of a device by name stand in.
 
 use op::{Error, Result};
 
 use crate::driver::DeviceInfo;
 use crate::ways::{LeftOut, Way};
 
-/// The share of its highest clock that a GPU keeps up under the load of tensor cores: 1.70 of 1.98 GHz, measured on an H200.
+/// The share of its highest clock that a GPU keeps up under the load of tensor cores: 1.70 of 1.98 GHz, measured on an
+/// H200.
 const CLOCK_SHARE: f64 = 1.70 / 1.98;
 /// The share of its memory's nominal bandwidth that reading gets: 4.3 of 4.92 TB/s, measured on an H200.
 const BANDWIDTH_SHARE: f64 = 4.3 / 4.917;
@@ -69,10 +70,12 @@ impl Facts {
         })
     }
 
-    /// What nobody can exceed: operations per second on products of four-bit numbers and block scales, and bytes per second of memory, both
-    /// nominal and at the highest clock. Of units that could do it the fastest counts, so that a time below is impossible, not only good.
+    /// What nobody can exceed: operations per second on products of four-bit numbers and block scales, and bytes per
+    /// second of memory, both nominal and at the highest clock. Of units that could do it the fastest counts, so that a
+    /// time below is impossible, not only good.
     pub fn ceilings(&self) -> (f64, f64) {
-        // Per cycle and multiprocessor, dense, by NVIDIA's tables: eight-bit numbers where tensor cores have no four-bit ones.
+        // Per cycle and multiprocessor, dense, by NVIDIA's tables: eight-bit numbers where tensor cores have no
+        // four-bit ones.
         let operations = match self.capability {
             (8, 0) => 4096.0,
             (8, _) => 2048.0,
@@ -139,8 +142,8 @@ impl Facts {
 
 /// Cycles in which a quarter of a multiprocessor multiplies 16 × 8 × 16 halves with `mma.sync` and f32 sums.
 ///
-/// By the chip, and for those that are sold under several names by the name: GeForce has half the rate of the same chip in a
-/// workstation or a data centre. For chips that are not known, the slowest.
+/// By the chip, and for those that are sold under several names by the name: GeForce has half the rate of the same chip
+/// in a workstation or a data centre. For chips that are not known, the slowest.
 fn mma_cycles(capability: (i32, i32), name: &str) -> f64 {
     let geforce = name.to_ascii_lowercase().contains("geforce");
     match capability {
@@ -152,13 +155,13 @@ fn mma_cycles(capability: (i32, i32), name: &str) -> f64 {
     }
 }
 
-/// Hopper's `mma.sync` is measured: 644 TFLOP/s on an H200, at the clock that it keeps up. Data-centre Blackwell's is 409 TFLOP/s
-/// (gau-nernst's learn-cuda, 02e).
+/// Hopper's `mma.sync` is measured: 644 TFLOP/s on an H200, at the clock that it keeps up. Data-centre Blackwell's is
+/// 409 TFLOP/s (gau-nernst's learn-cuda, 02e).
 const HOPPER_MMA_CYCLES: f64 = 5.7;
 const BLACKWELL_MMA_CYCLES: f64 = 11.3;
 
-/// Bytes per second between host and device from ordinary memory, which the driver moves through buffers of its own: measured with
-/// `bench --backend cuda` on an H200 behind PCIe 5.
+/// Bytes per second between host and device from ordinary memory, which the driver moves through buffers of its own:
+/// measured with `bench --backend cuda` on an H200 behind PCIe 5.
 const HOST_BANDWIDTH: f64 = 10e9;
 
 /// A device as its maker describes it.
@@ -174,11 +177,11 @@ struct Listed {
     mma_cycles: f64,
 }
 
-/// Devices by name. Multiprocessors, boost clock, bandwidth, memory and L2 are from NVIDIA's data sheets and white papers of the
-/// architectures (GA100, GA102, AD102, GH100, GB202; of the SXM boards where there are several); the H200's as the device itself says;
-/// L2 and clock of GB10 as measured by Chips and Cheese. Shared memory is from the CUDA programming guide's table of compute
-/// capabilities. Rates of mma.sync follow from the sheets' tensor figures with f32 sums, and those of Hopper and B200 are measured:
-/// see [`HOPPER_MMA_CYCLES`].
+/// Devices by name. Multiprocessors, boost clock, bandwidth, memory and L2 are from NVIDIA's data sheets and white
+/// papers of the architectures (GA100, GA102, AD102, GH100, GB202; of the SXM boards where there are several); the
+/// H200's as the device itself says; L2 and clock of GB10 as measured by Chips and Cheese. Shared memory is from the
+/// CUDA programming guide's table of compute capabilities. Rates of mma.sync follow from the sheets' tensor figures
+/// with f32 sums, and those of Hopper and B200 are measured: see [`HOPPER_MMA_CYCLES`].
 #[rustfmt::skip]
 const NAMED: [Listed; 9] = [
     Listed { name: "h200", capability: (9, 0), multiprocessors: 132, gigahertz: 1.98, gigabytes_per_second: 4917.0, gibibytes: 140, cache_mebibytes: 50, shared_kibibytes: 227, mma_cycles: HOPPER_MMA_CYCLES },

@@ -1,4 +1,5 @@
-//! What a GPU architecture is to the rest of this crate: one seam, and device facts that are asked for rather than known.
+//! What a GPU architecture is to the rest of this crate: one seam, and device facts that are asked for rather than
+//! known.
 
 use std::fmt;
 use std::sync::Arc;
@@ -92,8 +93,8 @@ pub trait Family: fmt::Debug + Send + Sync {
     /// What a legal configuration should cost on a device, or why it is not legal.
     fn cost(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String>;
 
-    /// What happens one after the other, and what bounds each, as a model from first principles says, if there is one; or why the
-    /// configuration is not legal. What plans are made by is [`Family::cost`].
+    /// What happens one after the other, and what bounds each, as a model from first principles says, if there is one;
+    /// or why the configuration is not legal. What plans are made by is [`Family::cost`].
     fn phases(&self, problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Phase>, String> {
         let Cost { seconds, bound_by, .. } = self.cost(problem, config, facts)?;
         Ok(vec![Phase { what: "all of it", seconds, bound_by }])
@@ -102,8 +103,8 @@ pub trait Family: fmt::Debug + Send + Sync {
     /// Bytes of memory that a configuration needs beside the operands.
     fn workspace_bytes(&self, problem: &Problem, config: &Config) -> usize;
 
-    /// The launches of a problem's products, in the order in which they run. `operands` has an entry per group; `workspace` is the
-    /// address of as much memory as [`Family::workspace_bytes`] says. The configuration is legal.
+    /// The launches of a problem's products, in the order in which they run. `operands` has an entry per group;
+    /// `workspace` is the address of as much memory as [`Family::workspace_bytes`] says. The configuration is legal.
     fn launches(
         &self,
         problem: &Problem,

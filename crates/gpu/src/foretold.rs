@@ -1,5 +1,6 @@
-//! The backends `foretold:b200` and its like: GPUs that are named and need not be there. Each has the configurations of its family's kernels
-//! and says what they should cost by the family's model, and computes nothing: whatever is weighed on one is a prediction.
+//! The backends `foretold:b200` and its like: GPUs that are named and need not be there. Each has the configurations of
+//! its family's kernels and says what they should cost by the family's model, and computes nothing: whatever is weighed
+//! on one is a prediction.
 
 use std::sync::{Arc, LazyLock};
 

@@ -1,8 +1,8 @@
-//! A layer of experts in a device's memory, as it was packed. It is computed on tensors of the host's, where tokens and their experts go there
-//! and results come back; or on tensors that are there, in a stream of the caller's.
+//! A layer of experts in a device's memory, as it was packed. It is computed on tensors of the host's, where tokens and
+//! their experts go there and results come back; or on tensors that are there, in a stream of the caller's.
 //!
-//! Weights can be multiplied with every type of tokens, and so one copy of them serves all calls; they are in order for bfloat16, which models
-//! have. What a call works with is kept for the next one.
+//! Weights can be multiplied with every type of tokens, and so one copy of them serves all calls; they are in order for
+//! bfloat16, which models have. What a call works with is kept for the next one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,7 +30,8 @@ pub struct HostExperts {
     experts: Arc<DeviceExperts>,
     shared: Option<Arc<DeviceExperts>>,
     kept: Mutex<Option<Kept>>,
-    /// The layer with its shared expert as calls have had it: other types of tokens and results, other numbers of a token's experts.
+    /// The layer with its shared expert as calls have had it: other types of tokens and results, other numbers of a
+    /// token's experts.
     views: Mutex<Vec<Arc<DeviceExperts>>>,
     /// The expert in every slot, where the host has the others.
     resident: Mutex<Vec<u32>>,
@@ -171,7 +172,8 @@ impl HostExperts {
         Ok(view.workspace_bytes(count))
     }
 
-    /// Queues tokens in the device's memory, whose results go there, in a queue's stream; in a workspace of the caller's if there is one.
+    /// Queues tokens in the device's memory, whose results go there, in a queue's stream; in a workspace of the
+    /// caller's if there is one.
     ///
     /// # Safety
     ///

@@ -1,5 +1,6 @@
-//! What sums that went through memory need: C = gate(α₁·S1) ∘ (α₂·S2) over planes of f32 sums, element by element, one thread each,
-//! all groups in one launch. Where blocks have shared k, each has left planes of its own, which are added up first.
+//! What sums that went through memory need: C = gate(α₁·S1) ∘ (α₂·S2) over planes of f32 sums, element by element, one
+//! thread each, all groups in one launch. Where blocks have shared k, each has left planes of its own, which are added
+//! up first.
 
 use ptx::{Addr, Builder, Error, F32, Feature, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32, U64};
 

@@ -1,7 +1,7 @@
 //! A problem over addresses, as launches: tokens are expanded where they must be, then multiplied.
 //!
-//! All memory is somebody else's: operands where the caller has them, and a workspace of `workspace_bytes` for what lies
-//! between the launches. Only launches come out, so the same problem can be queued again and again.
+//! All memory is somebody else's: operands where the caller has them, and a workspace of `workspace_bytes` for what
+//! lies between the launches. Only launches come out, so the same problem can be queued again and again.
 
 use format::{Dense, GlobalScale, Values};
 
@@ -27,7 +27,8 @@ pub(crate) struct TokenPlace {
 }
 
 impl TokenPlace {
-    /// Activations of which the bytes are at these addresses, and of which the largest magnitude is known if they are dense.
+    /// Activations of which the bytes are at these addresses, and of which the largest magnitude is known if they are
+    /// dense.
     pub fn of(activations: &Activations<'_>, largest: f32, values: u64, scales: u64) -> Self {
         // Brought to 1 or just above, as far as one factor can: far from where bits or sums would be lost.
         let exponent = match activations.element() {
@@ -78,8 +79,8 @@ pub(super) struct Site {
     pub multiprocessors: u32,
 }
 
-/// The launches that compute a problem, in their order. `source` is how tokens are expanded, if they are: as the problem's type of
-/// activation asks, or with factors by which they become that type.
+/// The launches that compute a problem, in their order. `source` is how tokens are expanded, if they are: as the
+/// problem's type of activation asks, or with factors by which they become that type.
 pub(super) fn launches<M>(
     site: Site,
     problem: &Problem,

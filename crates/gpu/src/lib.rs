@@ -1,15 +1,15 @@
 //! The GPU: kernels as Rust functions that build instructions, and two backends that run them.
 //!
-//! `families` has a folder per architecture, behind one seam ([`Family`]): which configurations are legal, what they should cost on a
-//! device ([`facts`]), and the launches and kernels of a problem's products. What they share stands beside them: `expand` makes of tokens what
-//! the tensor cores take (`expansion` is its launches), `join` is what two passes need besides, `phases` is what their
-//! kernels are made of, and `pack` lays weights out. All kernels are plain functions from a config to a
-//! [`ptx::Kernel`]. `launches` puts expansion and products together.
+//! `families` has a folder per architecture, behind one seam ([`Family`]): which configurations are legal, what they
+//! should cost on a device ([`facts`]), and the launches and kernels of a problem's products. What they share stands
+//! beside them: `expand` makes of tokens what the tensor cores take (`expansion` is its launches), `join` is what two
+//! passes need besides, `phases` is what their kernels are made of, and `pack` lays weights out. All kernels are plain
+//! functions from a config to a [`ptx::Kernel`]. `launches` puts expansion and products together.
 //!
-//! Two devices run the launches: [`Cuda`] through NVIDIA's driver (`driver`, `device`; `queue` computes on memory of the caller's), and
-//! `simulated` on the CPU, instruction by instruction, which needs no GPU and finds faults that a GPU would hide. The simulator is behind the
-//! feature `sim`: it serves tests and the command line, and a program that embeds this crate should not have to build it. `blank` is a
-//! kernel that does nothing, for whoever times others.
+//! Two devices run the launches: [`Cuda`] through NVIDIA's driver (`driver`, `device`; `queue` computes on memory of
+//! the caller's), and `simulated` on the CPU, instruction by instruction, which needs no GPU and finds faults that a
+//! GPU would hide. The simulator is behind the feature `sim`: it serves tests and the command line, and a program that
+//! embeds this crate should not have to build it. `blank` is a kernel that does nothing, for whoever times others.
 //!
 //! Programs use the crate `hammerhead`. Here is what it loads, printed without a GPU:
 //!
@@ -64,5 +64,6 @@ pub use queue::{LaunchQueue, Prepared};
 #[cfg(feature = "sim")]
 pub use simulated::Simulated;
 
-/// The version of the kernels and of the model that prices them: the package's, and a digest of the sources by `build.rs`.
+/// The version of the kernels and of the model that prices them: the package's, and a digest of the sources by
+/// `build.rs`.
 pub const KERNELS: &str = env!("HAMMERHEAD_KERNELS");

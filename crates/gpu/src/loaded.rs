@@ -2,11 +2,12 @@
 //! caller's. Nothing of a call is read back, so that one captured in a CUDA graph serves whatever routing the tensors
 //! hold when it is launched. A layer that is dropped waits for the streams that read it.
 //!
-//! What only the device sees cannot be refused, and is defined instead. An id outside of 0..experts is nobody's: it costs nothing and adds
-//! nothing, and what its weight is does not matter. A logit that is NaN counts as less than every other; weights of logits that are not finite
-//! may be NaN, and then so are the results of that token and of no other. Tokens, weights and biases that are not finite spoil results of
-//! the tokens that meet them. What the host knows is refused: a workspace that is too small for the number of tokens, with how large it
-//! must be; tensors that are elsewhere; a token's experts beyond 32 or beyond those that there are.
+//! What only the device sees cannot be refused, and is defined instead. An id outside of 0..experts is nobody's: it
+//! costs nothing and adds nothing, and what its weight is does not matter. A logit that is NaN counts as less than
+//! every other; weights of logits that are not finite may be NaN, and then so are the results of that token and of no
+//! other. Tokens, weights and biases that are not finite spoil results of the tokens that meet them. What the host
+//! knows is refused: a workspace that is too small for the number of tokens, with how large it must be; tensors that
+//! are elsewhere; a token's experts beyond 32 or beyond those that there are.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -144,8 +145,8 @@ impl DeviceExperts {
         LayerKernels::new(*family, &self.shape, &config, facts).map_err(illegal(&config))
     }
 
-    /// The same weights as a layer that differs in what a call may choose: the types of tokens, intermediates, rows and results, how many
-    /// experts a token has, what its weights multiply, and whether bits depend on the batch.
+    /// The same weights as a layer that differs in what a call may choose: the types of tokens, intermediates, rows and
+    /// results, how many experts a token has, what its weights multiply, and whether bits depend on the batch.
     pub fn seen_as(&self, shape: LayerShape) -> Result<Self> {
         shape.check()?;
         let LayerShape { top, on_input, activation, intermediate, invariant, partial, output, .. } = shape;
@@ -161,8 +162,8 @@ impl DeviceExperts {
         Ok(DeviceExperts { shape, device, weights, bytes, memory, shared: None, choose, away })
     }
 
-    /// The same layer with an expert that computes every token, whose results are added to the others' in f32. It is a layer of one, on the
-    /// same device, of tokens of the same type.
+    /// The same layer with an expert that computes every token, whose results are added to the others' in f32. It is a
+    /// layer of one, on the same device, of tokens of the same type.
     pub fn with_shared(mut self, shared: Arc<DeviceExperts>) -> Result<Self> {
         let LayerShape { experts, top, hidden, on_input, activation, output, .. } = shared.shape;
         let found = (experts, top, hidden, on_input, activation, output);
@@ -175,7 +176,8 @@ impl DeviceExperts {
         Ok(self)
     }
 
-    /// How a router chooses among the experts by logits at an address. What it corrects them with is put beside the weights the first time.
+    /// How a router chooses among the experts by logits at an address. What it corrects them with is put beside the
+    /// weights the first time.
     pub fn choice(&self, router: &Router, logits: u64) -> Result<Choice> {
         let (spec, scale) = (RouteSpec::of(router), router.scaling());
         let mut correction = 0;

@@ -41,8 +41,8 @@ impl DeviceTokens {
         Self::dense(Activation::F32, address, rows, k)
     }
 
-    /// NVFP4 tokens: codes `[rows, k/2]` at an address that is a multiple of 4, the low half of a byte first; row-major e4m3
-    /// scales `[rows, k/16]`, none of them NaN; and the scale of the whole.
+    /// NVFP4 tokens: codes `[rows, k/2]` at an address that is a multiple of 4, the low half of a byte first; row-major
+    /// e4m3 scales `[rows, k/16]`, none of them NaN; and the scale of the whole.
     pub fn nvfp4(codes: u64, scales: u64, rows: usize, k: usize, global: impl Into<GlobalScale>) -> Self {
         let place = TokenPlace { values: codes, scales, global: global.into(), exponent: 0 };
         DeviceTokens { element: Activation::NvFp4, place, rows, k }

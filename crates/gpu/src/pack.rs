@@ -1,19 +1,20 @@
 //! NVFP4 weights in the order in which the Hopper kernels read them.
 //!
-//! Row-major codes and scales become *chunks* of 32 rows × 64 columns of k, `[rows/32][k/64]` of them one after another,
-//! padded with zeros at the edges. A chunk is 1152 bytes:
+//! Row-major codes and scales become *chunks* of 32 rows × 64 columns of k, `[rows/32][k/64]` of them one after
+//! another, padded with zeros at the edges. A chunk is 1152 bytes:
 //!
 //! ```text
 //! 0..1024     codes: for each of 4 warps (8 rows each), for each of 32 lanes, two words, one per 32 of k
 //! 1024..1152  scales: for each of 32 rows per word, a byte per 16 of k
 //! ```
 //!
-//! One such layout serves every strategy. A fragment of wgmma is 64 rows: rows r of its sixteens come from one chunk and rows
-//! r + 8 from another, and which two chunks are paired is the kernel's choice, of gate and up or of two neighbours.
+//! One such layout serves every strategy. A fragment of wgmma is 64 rows: rows r of its sixteens come from one chunk
+//! and rows r + 8 from another, and which two chunks are paired is the kernel's choice, of gate and up or of two
+//! neighbours.
 //!
-//! **A word** holds eight weights of one row, those that one thread contributes to two successive wgmmas: with c = lane % 4,
-//! columns 2c, 2c + 1, 2c + 8 and 2c + 9 of two steps of 16. A code is a sign and three bits of magnitude; in the low half
-//! of the word (even columns; odd ones are 16 bits further up) they lie at
+//! **A word** holds eight weights of one row, those that one thread contributes to two successive wgmmas: with c = lane
+//! % 4, columns 2c, 2c + 1, 2c + 8 and 2c + 9 of two steps of 16. A code is a sign and three bits of magnitude; in the
+//! low half of the word (even columns; odd ones are 16 bits further up) they lie at
 //!
 //! | weight               | magnitude | sign |
 //! |----------------------|-----------|------|
@@ -40,14 +41,15 @@
 //!
 //! **A scale byte** is scale · 2⁷ as an unsigned float with five bits of exponent and three of mantissa, in other words
 //! bits 7..15 of a half; every finite e4m3 value has one, subnormal ones too. With 224 added to the exponent it is bits
-//! 4..12 of a bfloat16 worth scale · 2¹¹⁹. A negative scale is made positive and its sign given to the codes of its block;
-//! under a scale of zero the codes are made zero too, since the bfloat16 has no zero. A word's bytes, from the lowest, are
-//! the scales of steps 2, 0, 3, 1: shifted and masked, two of them are a pair for the weights of one word.
+//! 4..12 of a bfloat16 worth scale · 2¹¹⁹. A negative scale is made positive and its sign given to the codes of its
+//! block; under a scale of zero the codes are made zero too, since the bfloat16 has no zero. A word's bytes, from the
+//! lowest, are the scales of steps 2, 0, 3, 1: shifted and masked, two of them are a pair for the weights of one word.
 //!
-//! **Where tensor cores take NVFP4 itself** ([`pack_codes`]), chunks have the same places and other words: with c = lane % 4, a word holds
-//! the codes of columns 8c to 8c + 8 of its 32, those with an even column in its low half and those with an odd one in its high half, so that
-//! few steps make pairs of floats of them for tokens of 16 bits. (A tensor core asks for neighbours, but any order will do that tokens
-//! have too.) A word's bytes are the scales of steps 0, 1, 2, 3, as e4m3 without a sign.
+//! **Where tensor cores take NVFP4 itself** ([`pack_codes`]), chunks have the same places and other words: with c =
+//! lane % 4, a word holds the codes of columns 8c to 8c + 8 of its 32, those with an even column in its low half and
+//! those with an odd one in its high half, so that few steps make pairs of floats of them for tokens of 16 bits. (A
+//! tensor core asks for neighbours, but any order will do that tokens have too.) A word's bytes are the scales of steps
+//! 0, 1, 2, 3, as e4m3 without a sign.
 
 use format::{BLOCK, Matrix};
 use op::Team;
@@ -92,7 +94,8 @@ const COLUMNS: [usize; 4] = [0, 8, BLOCK, BLOCK + 8];
 /// The steps of 16 whose scales are a word's bytes, from the lowest.
 const SCALE_STEPS: [usize; 4] = [2, 0, 3, 1];
 
-/// Bytes of a packed matrix: 9/16 of a byte for each weight, as in a checkpoint, once rows are rounded up to 32 and k to 64.
+/// Bytes of a packed matrix: 9/16 of a byte for each weight, as in a checkpoint, once rows are rounded up to 32 and k
+/// to 64.
 pub fn packed_bytes(rows: usize, k: usize) -> usize {
     rows.div_ceil(CHUNK_ROWS) * run_bytes(k)
 }
@@ -125,8 +128,8 @@ fn code_word(codes: [u32; 8]) -> u32 {
     codes.iter().enumerate().fold(0, |word, (i, code)| word | code << (4 * (i / 2) + 16 * (i % 2)))
 }
 
-/// Chunks, of which each word of codes is made for a row, the first of its 32 columns and a lane's quarter, and each word of scales for a
-/// row and a first column.
+/// Chunks, of which each word of codes is made for a row, the first of its 32 columns and a lane's quarter, and each
+/// word of scales for a row and a first column.
 fn pack_chunks(
     (matrix, team): (&Matrix<'_>, &Team),
     word: impl Fn(usize, usize, usize) -> u32 + Sync,
@@ -259,7 +262,8 @@ mod tests {
         spread_bfloats(word).map(|pair| pair.wrapping_mul(9) & 0x8e00_8e00)
     }
 
-    /// Every weight of a packed matrix, read as the kernels read it, in every precision: value = code · scale, times 2⁷.
+    /// Every weight of a packed matrix, read as the kernels read it, in every precision: value = code · scale, times
+    /// 2⁷.
     fn unpack(packed: &[u8], order: Codes, rows: usize, k: usize) -> Vec<f64> {
         let (across, down) = (k.div_ceil(CHUNK_DEPTH), rows.div_ceil(CHUNK_ROWS));
         let wide = across * CHUNK_DEPTH;

@@ -22,7 +22,8 @@ pub struct PackedGroup<M> {
     pub(super) bytes: usize,
     /// Gate and up, or the only one.
     pub(super) matrices: Vec<PackedMatrix<M>>,
-    /// What tokens are multiplied with first, k floats; ones where only other groups of the layer have that, none where no group has.
+    /// What tokens are multiplied with first, k floats; ones where only other groups of the layer have that, none where
+    /// no group has.
     pub(super) input_scale: Option<M>,
     /// What is added to each matrix's sums, n floats each; zeros where only other groups of the layer have that, none
     /// where no group has.

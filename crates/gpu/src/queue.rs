@@ -245,8 +245,8 @@ struct Captured {
 
 /// A stream, and the working memory of what is queued there.
 ///
-/// It may be dropped while work is queued: that is waited for. (In the middle of a capture nobody waits; the memory is then given
-/// back later.)
+/// It may be dropped while work is queued: that is waited for. (In the middle of a capture nobody waits; the memory is
+/// then given back later.)
 #[derive(Debug)]
 pub struct LaunchQueue {
     device: &'static Device,
@@ -264,8 +264,8 @@ impl LaunchQueue {
         Self::over(device, Stream::new)
     }
 
-    /// A queue on a stream of the caller's: a `CUstream` or `cudaStream_t` as a number, or 0 for the default stream. The stream
-    /// must belong to the device's primary context, as those of CUDA's runtime and of PyTorch do.
+    /// A queue on a stream of the caller's: a `CUstream` or `cudaStream_t` as a number, or 0 for the default stream.
+    /// The stream must belong to the device's primary context, as those of CUDA's runtime and of PyTorch do.
     ///
     /// # Safety
     ///
@@ -402,22 +402,23 @@ impl LaunchQueue {
 
     /// Queues a call that was prepared. Returns before it is computed.
     ///
-    /// In a stream that is being captured the launches become part of a graph. The graph keeps what they use: the weights, and
-    /// working memory of its own unless that is lent, so that it may be launched beside others and after queue and
-    /// layer are gone.
+    /// In a stream that is being captured the launches become part of a graph. The graph keeps what they use: the
+    /// weights, and working memory of its own unless that is lent, so that it may be launched beside others and after
+    /// queue and layer are gone.
     ///
     /// # Safety
     ///
-    /// Tokens and results must lie where they were said to, be as large as the shapes say, overlap nowhere, and stay until the
-    /// stream has done the work; so must memory that is lent.
+    /// Tokens and results must lie where they were said to, be as large as the shapes say, overlap nowhere, and stay
+    /// until the stream has done the work; so must memory that is lent.
     pub unsafe fn launch(&mut self, call: Prepared) -> Result<()> {
         let known = self.ready.get(&call.0).and_then(|ready| Some((ready, ready.call.owner()?)));
         let Some((ready, owner)) = known else { return Err(Error::Forgotten) };
         owner.take_failure()?;
         if self.stream.capturing()?.is_none() {
             owner.read_by(&self.stream, self.device)?;
-            // SAFETY: the launches were made for these operands, which are the caller's promise. The working memory is waited for
-            // when the queue goes or needs another, and the weights, which now know this stream, when they go.
+            // SAFETY: the launches were made for these operands, which are the caller's promise. The working memory is
+            // waited for when the queue goes or needs another, and the weights, which now know this stream, when they
+            // go.
             return unsafe { ready.launches.queue(&self.stream) };
         }
         let Some(ready) = self.ready.remove(&call.0) else { return Err(Error::Forgotten) };
@@ -512,7 +513,8 @@ impl LaunchQueue {
         let workspace = self.workspace(launches::workspace_bytes(self.device.family, problem, config))?;
         let address = workspace.as_deref().map_or(0, DeviceMemory::address);
         let launches = product_launches(self.device, weights, (problem, config), (tokens, false, outputs), address)?;
-        // SAFETY: the caller's promise; the working memory is the queue's, which waits for its stream before it gives it back.
+        // SAFETY: the caller's promise; the working memory is the queue's, which waits for its stream before it gives
+        // it back.
         self.encode(&launches)?.iter().try_for_each(|launch| unsafe { launch.queue(&self.stream) })
     }
 
@@ -650,7 +652,8 @@ fn sources(
     }
 }
 
-/// The type that tokens must have: the problem's, or any dense one where weights have input scales, by which it becomes the problem's.
+/// The type that tokens must have: the problem's, or any dense one where weights have input scales, by which it becomes
+/// the problem's.
 fn token_type(weights: &DeviceWeights, problem: &Problem, tokens: &[DeviceTokens]) -> Result<Activation> {
     let Some(first) = tokens.first().filter(|_| weights.are_scaled()) else { return Ok(problem.activation()) };
     match (first.element, problem.activation()) {
@@ -665,7 +668,8 @@ fn token_type(weights: &DeviceWeights, problem: &Problem, tokens: &[DeviceTokens
     }
 }
 
-/// Whether tokens and places for results have a problem's shapes and types (tokens this one), and can be where they are said to be.
+/// Whether tokens and places for results have a problem's shapes and types (tokens this one), and can be where they are
+/// said to be.
 fn check_operands(
     context: &Context,
     problem: &Problem,

@@ -7,8 +7,8 @@ use op::{Backend, Error, Result};
 /// What all backends of the processor are called together, where one of them may be asked for.
 pub const PROCESSOR: &str = "cpu";
 
-/// Every backend, best first: the CPU's, the GPU, and where the simulator is built in, that; it is never a sensible choice and stays
-/// last.
+/// Every backend, best first: the CPU's, the GPU, and where the simulator is built in, that; it is never a sensible
+/// choice and stays last.
 pub fn all() -> &'static [&'static dyn Backend] {
     static ALL: OnceLock<Vec<&'static dyn Backend>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -30,8 +30,8 @@ pub(crate) fn is_sensible(backend: &dyn Backend) -> bool {
     true
 }
 
-/// The backend of that name, whether or not it can run here. `cuda:1` is the second GPU, and so on; `sim:sm80` is the simulator with the
-/// kernels of that family; `foretold:b200` is a GPU that need not be there, and computes nothing.
+/// The backend of that name, whether or not it can run here. `cuda:1` is the second GPU, and so on; `sim:sm80` is the
+/// simulator with the kernels of that family; `foretold:b200` is a GPU that need not be there, and computes nothing.
 pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
     let listed = all().iter().copied().find(|b| b.name() == name);
     let foretold = || gpu::Foretold::by_name(name).map(|foretold| foretold as &'static dyn Backend);
@@ -45,8 +45,9 @@ pub fn by_name(name: &str) -> Result<&'static dyn Backend> {
     })
 }
 
-/// The backends that can run here and read the weights of this one: what a plan chooses among, for a layer that is packed so, when nobody
-/// forces one of them. Other devices of its kind are not among them, since weights lie in the memory of one device.
+/// The backends that can run here and read the weights of this one: what a plan chooses among, for a layer that is
+/// packed so, when nobody forces one of them. Other devices of its kind are not among them, since weights lie in the
+/// memory of one device.
 pub fn sharing(backend: &'static dyn Backend) -> Vec<&'static dyn Backend> {
     let listed = all().iter().copied().filter(|b| b.layout() == backend.layout());
     let one_device = listed.map(|b| if b.base_name() == backend.base_name() { backend } else { b });

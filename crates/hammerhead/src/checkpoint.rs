@@ -1,7 +1,7 @@
 //! From a layer of a model on disk to weights ready to run.
 //!
-//! `format::checkpoint` finds gated pairs and reads them; here they become a [`Layer`](crate::Layer) with the gate that the model declares. What
-//! this operation does not compute (another gate, biases) is refused rather than left out.
+//! `format::checkpoint` finds gated pairs and reads them; here they become a [`Layer`](crate::Layer) with the gate that
+//! the model declares. What this operation does not compute (another gate, biases) is refused rather than left out.
 
 use format::checkpoint::{Checkpoint, Expert, GateFunction};
 

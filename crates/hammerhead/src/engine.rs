@@ -25,8 +25,8 @@ pub const BACKEND_VARIABLE: &str = "HAMMERHEAD_BACKEND";
 /// How an engine is set up. The default leaves everything to the engine.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Force this backend; `"cpu"` is the processor's, and leaves the choice among those to the plan. `None` or `"auto"`: what
-    /// [`BACKEND_VARIABLE`] says, else the best that this machine has.
+    /// Force this backend; `"cpu"` is the processor's, and leaves the choice among those to the plan. `None` or
+    /// `"auto"`: what [`BACKEND_VARIABLE`] says, else the best that this machine has.
     pub backend: Option<String>,
     /// Threads to use. `None`: as many as this process may run on.
     pub threads: Option<usize>,
@@ -34,7 +34,8 @@ pub struct Options {
     pub request: Request,
 }
 
-/// Tokens per group with which layouts of weights are compared when a layer is loaded: more than one at a time, fewer than a prompt.
+/// Tokens per group with which layouts of weights are compared when a layer is loaded: more than one at a time, fewer
+/// than a prompt.
 const TYPICAL_TOKENS: usize = 16;
 
 /// Backends and threads, ready to compute.
@@ -79,8 +80,8 @@ impl Layer {
         self.gate
     }
 
-    /// What the tokens of a group are multiplied with, column by column, before they meet its weights, if there is that. Every
-    /// run of the layer does it.
+    /// What the tokens of a group are multiplied with, column by column, before they meet its weights, if there is
+    /// that. Every run of the layer does it.
     pub fn input_scale(&self, group: usize) -> Option<&[f32]> {
         self.input_scales.get(group)
     }
@@ -118,8 +119,8 @@ impl Engine {
         Self::with_team(options, team)
     }
 
-    /// An engine set up as asked, on threads that the caller brings: those of the host program, where it has a pool, or [`cpu::OpenMp`]'s. The options' number of
-    /// threads is not looked at; there are as many as the workers say.
+    /// An engine set up as asked, on threads that the caller brings: those of the host program, where it has a pool, or
+    /// [`cpu::OpenMp`]'s. The options' number of threads is not looked at; there are as many as the workers say.
     ///
     /// ```
     /// use hammerhead::{Engine, Options, Workers};
@@ -224,8 +225,8 @@ impl Engine {
         })
     }
 
-    /// Packs weights for the backends that are predicted to compute a typical number of tokens soonest, copies to a device and
-    /// back included; for the next best where a device's memory is full.
+    /// Packs weights for the backends that are predicted to compute a typical number of tokens soonest, copies to a
+    /// device and back included; for the next best where a device's memory is full.
     fn pack(&self, weights: &[Weights<'_>], gate: Gate) -> Result<Arc<dyn PackedWeights>> {
         let mut planners: Vec<&Planner> = self.planners.iter().collect();
         if planners.len() > 1 {
@@ -314,8 +315,8 @@ impl Engine {
         self.call(self.planner(layer)?.choose(problem)?, problem, layer, activations, targets)
     }
 
-    /// Computes with bits that do not depend on the number of threads. With `largest`, which no activation exceeds, they do not depend on what else
-    /// is in a group either.
+    /// Computes with bits that do not depend on the number of threads. With `largest`, which no activation exceeds,
+    /// they do not depend on what else is in a group either.
     pub(crate) fn run_steady(
         &self,
         layer: &Layer,

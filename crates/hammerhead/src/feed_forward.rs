@@ -1,15 +1,15 @@
 //! From a whole feed-forward layer of a model on disk to the weights and the router of the operation.
 //!
-//! `format::checkpoint` reads what is stored; here it becomes what is computed. What a model leaves open (a gate that it does not declare, a
-//! rule of routing that is not known) must be said, and what is not computed is refused by name.
+//! `format::checkpoint` reads what is stored; here it becomes what is computed. What a model leaves open (a gate that
+//! it does not declare, a rule of routing that is not known) must be said, and what is not computed is refused by name.
 
 use format::checkpoint::{FeedForward, Linear, Projections, RoutingRule, Score};
 use op::{Error, ExpertWeights, Gate, Groups, MlpWeights, Result, Router, Scoring, SharedWeights, Weights};
 
 use crate::checkpoint::declared_gate;
 
-/// The weights of a layer's experts (of its one MLP, where it has no experts) and of the one that sees every token. Without a `gate`, the
-/// model's own is taken.
+/// The weights of a layer's experts (of its one MLP, where it has no experts) and of the one that sees every token.
+/// Without a `gate`, the model's own is taken.
 pub fn expert_weights(layer: FeedForward<'_>, gate: Option<Gate>) -> Result<ExpertWeights<'_>> {
     let FeedForward { gate: declared, experts, shared, shared_gate, .. } = layer;
     let gate = gate.map_or_else(|| declared_gate(&declared), Ok)?;

@@ -2,9 +2,10 @@
 //!
 //! # The modules
 //!
-//! [`Problem`] says what to compute and [`Config`] how; a [`Backend`] computes. They, and all other words of the operation, are those of the
-//! crate `hammerhead-op`. Here is the front door: an [`Engine`] loads weights and runs them, [`Experts`] and [`Mlp`] are whole layers, a [`Plan`] is how, [`tuning`] is what was measured to be
-//! better than the plan, [`backends`] lists who computes, and [`gpu::Queue`] computes on tensors that are on a GPU already.
+//! [`Problem`] says what to compute and [`Config`] how; a [`Backend`] computes. They, and all other words of the
+//! operation, are those of the crate `hammerhead-op`. Here is the front door: an [`Engine`] loads weights and runs
+//! them, [`Experts`] and [`Mlp`] are whole layers, a [`Plan`] is how, [`tuning`] is what was measured to be better than
+//! the plan, [`backends`] lists who computes, and [`gpu::Queue`] computes on tensors that are on a GPU already.
 
 pub mod backends;
 mod checkpoint;

@@ -1,8 +1,8 @@
 //! The machine that a result was made on, told so that results of different machines are not compared by accident.
 //!
-//! The fingerprint is made of what stays the same when the machine is started again: the processor's name, its instruction
-//! sets, the cores that may be used, its caches, the class of its memory's size, and the names of its GPUs. Frequencies
-//! and the exact amount of memory, which vary from start to start, are not in it.
+//! The fingerprint is made of what stays the same when the machine is started again: the processor's name, its
+//! instruction sets, the cores that may be used, its caches, the class of its memory's size, and the names of its GPUs.
+//! Frequencies and the exact amount of memory, which vary from start to start, are not in it.
 
 use std::fs;
 

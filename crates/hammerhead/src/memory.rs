@@ -1,4 +1,5 @@
-//! Memory for numbers, or an error where there is none: a problem that is too large is the caller's to split, and nothing to abort for.
+//! Memory for numbers, or an error where there is none: a problem that is too large is the caller's to split, and
+//! nothing to abort for.
 
 use op::{Error, Result};
 

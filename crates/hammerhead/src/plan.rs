@@ -45,8 +45,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The best known way among these backends that grants the request: what the tank has measured on this machine, else
-    /// what the model predicts to be the cheapest, at the speeds that this machine was measured to have.
+    /// The best known way among these backends that grants the request: what the tank has measured on this machine,
+    /// else what the model predicts to be the cheapest, at the speeds that this machine was measured to have.
     pub fn best(
         problem: Problem,
         backends: &[&'static dyn Backend],
@@ -59,8 +59,8 @@ impl Plan {
         Ok(Self::modelled(problem, backends, request, threads)?.tuned(Tuning::installed(), backends, request, threads))
     }
 
-    /// This plan, or the newest of what the tank has measured to be faster for problems of this kind that is among these backends,
-    /// grants the request and is legal.
+    /// This plan, or the newest of what the tank has measured to be faster for problems of this kind that is among
+    /// these backends, grants the request and is legal.
     pub fn tuned(
         mut self,
         tuning: &Tuning,
@@ -121,8 +121,8 @@ impl Plan {
         Ok(Self { problem, considered, basis: Basis::Model })
     }
 
-    /// This plan for another problem of the same kind: the cheapest there of the first few ways, with what each way costs there; none
-    /// where none of those is legal.
+    /// This plan for another problem of the same kind: the cheapest there of the first few ways, with what each way
+    /// costs there; none where none of those is legal.
     pub fn applied_to(mut self, problem: &Problem, threads: usize, few: usize) -> Option<Self> {
         let mut priced = Vec::with_capacity(self.considered.len());
         let mut first: Option<usize> = None;

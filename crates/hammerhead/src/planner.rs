@@ -1,9 +1,10 @@
 //! Plans that are made once per kind of problem.
 //!
 //! Weighing candidates takes milliseconds, and a server sees other numbers of tokens in every call. So problems are
-//! sorted into kinds: the same types and weights, and numbers of tokens that agree in their first four binary digits. Candidates are weighed
-//! for a kind, by a problem that stands for it and not by the first that comes along: results must not depend, to the bit, on what was computed
-//! before. Where there are a few ragged groups, the best few are weighed again for each problem.
+//! sorted into kinds: the same types and weights, and numbers of tokens that agree in their first four binary digits.
+//! Candidates are weighed for a kind, by a problem that stands for it and not by the first that comes along: results
+//! must not depend, to the bit, on what was computed before. Where there are a few ragged groups, the best few are
+//! weighed again for each problem.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -100,8 +101,9 @@ impl Kind {
     }
 }
 
-/// So many groups with `rest` tokens together, none with more than `most`: unevenly, as routers do it, from the longest down in equal
-/// steps. Equal shares would tell the planner that all tiles are alike, which is the one thing they never are.
+/// So many groups with `rest` tokens together, none with more than `most`: unevenly, as routers do it, from the longest
+/// down in equal steps. Equal shares would tell the planner that all tiles are alike, which is the one thing they never
+/// are.
 fn spread(groups: usize, most: usize, rest: usize) -> Vec<usize> {
     if groups == 0 {
         return Vec::new();
@@ -225,9 +227,10 @@ impl Choose for Planner {
     }
 }
 
-/// How many of the ways that are best for a kind, whose representative this is a plan for, are weighed again for each problem of it. A few
-/// ragged groups differ enough from those that stand for them to want another way; many are alike, and one is like itself. Weighing a way takes
-/// a microsecond or two, so there are as many as take a twentieth of the computation.
+/// How many of the ways that are best for a kind, whose representative this is a plan for, are weighed again for each
+/// problem of it. A few ragged groups differ enough from those that stand for them to want another way; many are alike,
+/// and one is like itself. Weighing a way takes a microsecond or two, so there are as many as take a twentieth of the
+/// computation.
 fn few(plan: &Plan) -> usize {
     const MOST: f64 = 6.0;
     const WORTH_A_WAY: f64 = 40e-6;

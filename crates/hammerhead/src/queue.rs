@@ -1,16 +1,18 @@
-//! Computing on memory of the caller's, in the caller's stream: what a program uses whose tensors are on the GPU already.
+//! Computing on memory of the caller's, in the caller's stream: what a program uses whose tensors are on the GPU
+//! already.
 //!
-//! The first call with a layer and tensors looks at addresses, plans, compiles and allocates; the same call again only queues the
-//! launches, without an allocation and without waiting for anything, and can be captured in a CUDA graph. Work that was
-//! queued before it in the stream is done before, work that is queued after it sees its results, as with any kernel.
+//! The first call with a layer and tensors looks at addresses, plans, compiles and allocates; the same call again only
+//! queues the launches, without an allocation and without waiting for anything, and can be captured in a CUDA graph.
+//! Work that was queued before it in the stream is done before, work that is queued after it sees its results, as with
+//! any kernel.
 //!
-//! Several queues may be used at the same time, from several threads: each has memory of its own, and layers are only read.
-//! One queue serves one stream, since what is queued there shares its working memory one after another.
+//! Several queues may be used at the same time, from several threads: each has memory of its own, and layers are only
+//! read. One queue serves one stream, since what is queued there shares its working memory one after another.
 //!
 //! ```no_run
 //! use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue};
 //! # fn example(layer: &hammerhead::Layer, tokens: u64, c: u64, stream: u64) -> hammerhead::Result<()> {
-//! // Device 0, and a stream of the caller's by its handle; 0 is the default stream. Kept for as long as the stream is used.
+//! // Device 0, and a stream of the caller's by its handle; 0 is the default stream. Kept while the stream is used.
 //! // SAFETY: the stream lives as long as the queue.
 //! let mut queue = unsafe { Queue::on_stream(0, stream) }?;
 //! let tokens = [DeviceTokens::f16(tokens, 256, 7168)];
@@ -44,8 +46,8 @@ impl Queue {
         Self::over(device, LaunchQueue::new(device)?)
     }
 
-    /// A queue on a stream of the caller's: a `CUstream` or `cudaStream_t` as a number, or 0 for the default stream. The stream
-    /// must belong to the device's primary context, as those of CUDA's runtime and of PyTorch do.
+    /// A queue on a stream of the caller's: a `CUstream` or `cudaStream_t` as a number, or 0 for the default stream.
+    /// The stream must belong to the device's primary context, as those of CUDA's runtime and of PyTorch do.
     ///
     /// # Safety
     ///
@@ -76,14 +78,15 @@ impl Queue {
         self.launches.workspace_bytes()
     }
 
-    /// Queues a whole layer of experts over tokens `[rows, k]`; results `[rows, k]` go to `out`. Returns before it is computed: ids, weights and
-    /// logits stay on the device, and nothing waits for them. The layer must be in the device's memory as a whole, as one that an engine of
-    /// `cuda` alone has packed is. `workspace` is memory of the caller's to work in, its address a multiple of 256, and
-    /// how many bytes there are: at least what [`Experts::queue_workspace_bytes`] says. Without one the queue uses its own, and in a graph one that
-    /// the graph keeps.
+    /// Queues a whole layer of experts over tokens `[rows, k]`; results `[rows, k]` go to `out`. Returns before it is
+    /// computed: ids, weights and logits stay on the device, and nothing waits for them. The layer must be in the
+    /// device's memory as a whole, as one that an engine of `cuda` alone has packed is. `workspace` is memory of the
+    /// caller's to work in, its address a multiple of 256, and how many bytes there are: at least what
+    /// [`Experts::queue_workspace_bytes`] says. Without one the queue uses its own, and in a graph one that the graph
+    /// keeps.
     ///
-    /// In a stream that is being captured this needs a call with the same layer, number of tokens and types before. The graph serves
-    /// whatever the tensors hold when it is launched, and keeps the layer.
+    /// In a stream that is being captured this needs a call with the same layer, number of tokens and types before. The
+    /// graph serves whatever the tensors hold when it is launched, and keeps the layer.
     ///
     /// What only the device sees is defined, not refused: see [`gpu::loaded`].
     ///
@@ -128,19 +131,20 @@ impl Queue {
 
     /// Queues C of every group. Returns before it is computed.
     ///
-    /// In a stream that is being captured this needs a call with the same layer, shapes and types before the capture (or
-    /// [`Queue::prepare`]), so that nothing has to be compiled in it. The graph keeps the layer's weights and working memory of its
-    /// own: it may be launched for as long as the tensors live, beside other graphs, and after queue and layer are gone. What
-    /// it kept is given back by the first call of this library after the graph was destroyed.
+    /// In a stream that is being captured this needs a call with the same layer, shapes and types before the capture
+    /// (or [`Queue::prepare`]), so that nothing has to be compiled in it. The graph keeps the layer's weights and
+    /// working memory of its own: it may be launched for as long as the tensors live, beside other graphs, and after
+    /// queue and layer are gone. What it kept is given back by the first call of this library after the graph was
+    /// destroyed.
     ///
-    /// Activations are not looked at: a value that is not finite spoils its row (but for infinite sums that the limits of
-    /// gpt-oss's gate cut off like any large one), and sums of single precision or bfloat16 that leave f32's range are
-    /// infinite.
+    /// Activations are not looked at: a value that is not finite spoils its row (but for infinite sums that the limits
+    /// of gpt-oss's gate cut off like any large one), and sums of single precision or bfloat16 that leave f32's range
+    /// are infinite.
     ///
     /// # Safety
     ///
-    /// Tokens and results must lie where they are said to, be as large as the shapes say, overlap nowhere, and stay until the
-    /// stream has done the work. (Layer and queue need not: dropping either waits for what was queued.)
+    /// Tokens and results must lie where they are said to, be as large as the shapes say, overlap nowhere, and stay
+    /// until the stream has done the work. (Layer and queue need not: dropping either waits for what was queued.)
     pub unsafe fn enqueue(&mut self, layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> Result<()> {
         let call = self.prepared(layer, tokens, outputs)?;
         // SAFETY: the call was prepared for these operands, and the rest is the caller's promise.

@@ -1,10 +1,11 @@
 //! Tokens times a layer's input scales.
 //!
-//! A checkpoint that went through AWQ wants every token multiplied with a vector, a factor per column, before it meets the weights.
-//! That is done here, before any backend sees the tokens: once per element, in f32, into memory of m·k numbers per group.
-//! Products are single precision whatever the tokens were, so all groups of such a layer are computed as single precision; tokens
-//! of a group without a scale are widened, which is exact. A layer without any scale has its tokens passed on as they are. A product beyond f32 is infinite, as
-//! in any arithmetic of f32, and spoils its row's results.
+//! A checkpoint that went through AWQ wants every token multiplied with a vector, a factor per column, before it meets
+//! the weights. That is done here, before any backend sees the tokens: once per element, in f32, into memory of m·k
+//! numbers per group. Products are single precision whatever the tokens were, so all groups of such a layer are
+//! computed as single precision; tokens of a group without a scale are widened, which is exact. A layer without any
+//! scale has its tokens passed on as they are. A product beyond f32 is infinite, as in any arithmetic of f32, and
+//! spoils its row's results.
 
 use std::borrow::Cow;
 use std::sync::Mutex;

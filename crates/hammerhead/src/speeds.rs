@@ -1,11 +1,12 @@
 //! How fast this machine's processor is, measured once and kept.
 //!
-//! The planner's model counts work; how long each piece takes differs from machine to machine, so it is measured before the first plan
-//! that a CPU may compute, in less than a second, and kept in a file per machine beside the tuning cache. Every process plans by
-//! what the file says, so all plan alike. A file that cannot be read, or that is of another machine or of other kernels, is measured anew.
-//! Where nothing can be kept, nothing is measured either: plans would differ from process to process, and with them the last bits of
-//! results. Then, and where [`TUNING_VARIABLE`](crate::tuning::TUNING_VARIABLE) is `off`, plans go by the speeds that the kernels'
-//! authors found.
+//! The planner's model counts work; how long each piece takes differs from machine to machine, so it is measured before
+//! the first plan that a CPU may compute, in less than a second, and kept in a file per machine beside the tuning
+//! cache. Every process plans by what the file says, so all plan alike. A file that cannot be read, or that is of
+//! another machine or of other kernels, is measured anew. Where nothing can be kept, nothing is measured either: plans
+//! would differ from process to process, and with them the last bits of results. Then, and where
+//! [`TUNING_VARIABLE`](crate::tuning::TUNING_VARIABLE) is `off`, plans go by the speeds that the kernels' authors
+//! found.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -43,8 +44,8 @@ struct Store {
     speeds: BTreeMap<String, f64>,
 }
 
-/// Sees to it that this process plans by the speeds of this machine, and says where they come from. The first call may measure
-/// them; the speeds themselves are [`Speeds::installed`].
+/// Sees to it that this process plans by the speeds of this machine, and says where they come from. The first call may
+/// measure them; the speeds themselves are [`Speeds::installed`].
 pub fn settled() -> &'static Origin {
     static SETTLED: OnceLock<Origin> = OnceLock::new();
     SETTLED.get_or_init(|| {
@@ -62,8 +63,8 @@ fn path(folder: &Path, machine: &Machine) -> PathBuf {
     folder.join(format!("speeds-{}.json", machine.fingerprint))
 }
 
-/// What the file says; where it says nothing for this machine and these kernels, measured and written first, by one process while
-/// others wait.
+/// What the file says; where it says nothing for this machine and these kernels, measured and written first, by one
+/// process while others wait.
 fn kept(path: &Path, measure: impl FnOnce() -> io::Result<Speeds>) -> io::Result<Speeds> {
     let machine = Machine::detect().fingerprint;
     if let Some(speeds) = read(path, &machine) {

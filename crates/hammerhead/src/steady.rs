@@ -1,10 +1,11 @@
-//! Ways of computing whose results depend, to the bit, on nothing but the operands: not on the number of threads and, where that is asked for, not on
-//! how many tokens there are.
+//! Ways of computing whose results depend, to the bit, on nothing but the operands: not on the number of threads and,
+//! where that is asked for, not on how many tokens there are.
 //!
-//! What a planner chooses depends on both. Of that choice the CPU backends' results depend on two things only, the backend and the depth: an element's
-//! products are added along K, one after another or a stretch of `depth` at a time; tiles, stages, strategies and
-//! schedules decide who adds them and when (`testkit/tests/it/layers.rs` holds them to it). So those two are settled first, as for a fixed number of threads, by the problem or by one
-//! that stands for all, and the rest is planned for what is really there.
+//! What a planner chooses depends on both. Of that choice the CPU backends' results depend on two things only, the
+//! backend and the depth: an element's products are added along K, one after another or a stretch of `depth` at a time;
+//! tiles, stages, strategies and schedules decide who adds them and when (`testkit/tests/it/layers.rs` holds them to
+//! it). So those two are settled first, as for a fixed number of threads, by the problem or by one that stands for all,
+//! and the rest is planned for what is really there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,14 +1,15 @@
-//! The tuning cache: configurations that the tank has measured to be faster on this machine than the planner's own choice.
+//! The tuning cache: configurations that the tank has measured to be faster on this machine than the planner's own
+//! choice.
 //!
-//! One JSON file per machine, named by its fingerprint, in the folder that [`TUNING_VARIABLE`] names. It is a history: an
-//! entry is added at the end or retired, never changed, so that the one before it can be restored. Whatever is wrong with
-//! the file, or with an entry for a problem at hand, costs the tuning and nothing else: the planner then chooses as if
-//! there were none, and [`Tuning::complaint`] says why.
+//! One JSON file per machine, named by its fingerprint, in the folder that [`TUNING_VARIABLE`] names. It is a history:
+//! an entry is added at the end or retired, never changed, so that the one before it can be restored. Whatever is wrong
+//! with the file, or with an entry for a problem at hand, costs the tuning and nothing else: the planner then chooses
+//! as if there were none, and [`Tuning::complaint`] says why.
 //!
-//! An entry holds for one kind of problems ([`Bucket`]) and for what was measured ([`Measured`]): a family of backends, a model of a device, a
-//! version of kernels. Backends have entries beside each other; those of other kernels are kept and not used. An entry got here by beating
-//! what the planner chooses when no backend is forced, so it is preferred to all backends that a plan weighs beside its own. Of several,
-//! the newest is: it has beaten the ones before.
+//! An entry holds for one kind of problems ([`Bucket`]) and for what was measured ([`Measured`]): a family of backends,
+//! a model of a device, a version of kernels. Backends have entries beside each other; those of other kernels are kept
+//! and not used. An entry got here by beating what the planner chooses when no backend is forced, so it is preferred to
+//! all backends that a plan weighs beside its own. Of several, the newest is: it has beaten the ones before.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -153,7 +154,8 @@ pub enum Standing {
 #[derive(Debug, Default)]
 pub struct Tuning {
     history: Vec<Tuned>,
-    /// The champions of a kind of problems, as places in the history, newest first; one for each thing that was measured.
+    /// The champions of a kind of problems, as places in the history, newest first; one for each thing that was
+    /// measured.
     champions: HashMap<Bucket, Vec<(usize, Config)>>,
     complaint: Option<String>,
 }
@@ -273,8 +275,8 @@ fn read(path: &Path, machine: &Machine) -> Result<Vec<Tuned>, String> {
     Ok(store.entries)
 }
 
-/// Adds entries to the cache of a folder; those that are there already, by record, bucket and what was measured, are left as they
-/// are, be they retired or not. A file that cannot be read is put aside, not lost.
+/// Adds entries to the cache of a folder; those that are there already, by record, bucket and what was measured, are
+/// left as they are, be they retired or not. A file that cannot be read is put aside, not lost.
 pub fn install(folder: &Path, entries: Vec<Tuned>) -> Result<()> {
     change(folder, |history| {
         for entry in entries {
@@ -288,7 +290,8 @@ pub fn install(folder: &Path, entries: Vec<Tuned>) -> Result<()> {
     })
 }
 
-/// Takes the newest entry of a bucket for what was measured back, and says which that was and which one counts from now on.
+/// Takes the newest entry of a bucket for what was measured back, and says which that was and which one counts from now
+/// on.
 pub fn retire(folder: &Path, bucket: &str, measured: &Measured) -> Result<Option<(Tuned, Option<Tuned>)>> {
     let mut outcome = None;
     change(folder, |history| {

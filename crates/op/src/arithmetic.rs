@@ -1,36 +1,36 @@
 //! How backends add products up, and how far the sum may be off for it.
 //!
 //! Write ε = 2⁻²⁴, the rounding error of one f32 operation to nearest, and S = Σ|a·b|. Operands are exact, and so are
-//! products but where said otherwise: what is lost is lost in additions, and there it is a part of the sum so far. So the
-//! bound counts additions and asks how large a sum they are made to. The reference has seen that, for every order in
-//! which a backend adds (see [`Sum`]): on average and at most. That is half of S and S where all products have one sign, and a
-//! few √K products where signs are mixed. Errors are then taken to add up in the worst way. That they would cancel
-//! like random ones, as √K of them, is true of most inputs and false of others: products just below half a unit in the last
-//! place of the sum are all lost, whether it rounds or truncates. The bound is nevertheless smaller than with √K·S where signs
-//! are mixed, and notices one forgotten product there.
+//! products but where said otherwise: what is lost is lost in additions, and there it is a part of the sum so far. So
+//! the bound counts additions and asks how large a sum they are made to. The reference has seen that, for every order
+//! in which a backend adds (see [`Sum`]): on average and at most. That is half of S and S where all products have one
+//! sign, and a few √K products where signs are mixed. Errors are then taken to add up in the worst way. That they would
+//! cancel like random ones, as √K of them, is true of most inputs and false of others: products just below half a unit
+//! in the last place of the sum are all lost, whether it rounds or truncates. The bound is nevertheless smaller than
+//! with √K·S where signs are mixed, and notices one forgotten product there.
 //!
 //! What is known of each arithmetic, and from whom:
 //!
 //! - **x86 vector units and scalar code** round every operation to nearest (IEEE 754).
-//! - **AMX**, TDPBF16PS: per tile of 32 of K, even and odd products are added up by fused operations in two sums of their own
-//!   from zero, these two are added, and their sum is added to the running one; every addition rounds to nearest
-//!   even, with subnormal numbers taken for zero, whatever MXCSR says (Intel 64 and IA-32 Software Developer's Manual, volume 2,
-//!   TDPBF16PS, "Operation").
-//! - **Hopper's tensor cores**, wgmma with f16 or bf16 operands and f32 sums: NVIDIA documents nothing. By experiment the sixteen
-//!   exact products of an instruction and the running sum are aligned to the largest exponent among them (that of a product
-//!   being the sum of its operands', not normalised), cut off 25 bits behind its point, added exactly, and the result is
-//!   cut to f32, towards zero both times. Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores"
-//!   (PeerJ CS 7:e330, 2021), found the method on Volta, Turing and Ampere, with fewer bits; Khattak and Mikaitis, "Accurate
-//!   models of NVIDIA tensor cores" (arXiv:2512.07004, 2025), and Xie, Wang, Yang and Yang, "MMA-Sim" (arXiv:2511.10909,
-//!   2025), the numbers for Hopper, which models confirm to the bit. Both cuts are systematic: with products of one sign
-//!   they all go the same way.
-//! - **Blackwell's tensor cores**, tcgen05: with f16 or bf16 operands as Hopper's. With NVFP4 operands and their scales, an
-//!   instruction's 64 products are added up exactly within each block of 16, multiplied with the two scales exactly, and these four
-//!   and the running sum aligned to the largest exponent among those of the scales' products and of the sum, cut off 35 bits behind
-//!   its point, added exactly, and the result cut to f32 (MMA-Sim, confirmed to the bit on a B200). Our packing leaves no scale
-//!   that is more than twice the largest magnitude of its block.
-//! - **The simulator** adds an instruction's products to the running sum one after another and rounds each time to nearest. It
-//!   does not model Hopper's cuts; where all partial sums are exact, both give the same bits.
+//! - **AMX**, TDPBF16PS: per tile of 32 of K, even and odd products are added up by fused operations in two sums of
+//!   their own from zero, these two are added, and their sum is added to the running one; every addition rounds to
+//!   nearest even, with subnormal numbers taken for zero, whatever MXCSR says (Intel 64 and IA-32 Software Developer's
+//!   Manual, volume 2, TDPBF16PS, "Operation").
+//! - **Hopper's tensor cores**, wgmma with f16 or bf16 operands and f32 sums: NVIDIA documents nothing. By experiment
+//!   the sixteen exact products of an instruction and the running sum are aligned to the largest exponent among them
+//!   (that of a product being the sum of its operands', not normalised), cut off 25 bits behind its point, added
+//!   exactly, and the result is cut to f32, towards zero both times. Fasi, Higham, Mikaitis and Pranesh, "Numerical
+//!   behavior of NVIDIA tensor cores" (PeerJ CS 7:e330, 2021), found the method on Volta, Turing and Ampere, with fewer
+//!   bits; Khattak and Mikaitis, "Accurate models of NVIDIA tensor cores" (arXiv:2512.07004, 2025), and Xie, Wang, Yang
+//!   and Yang, "MMA-Sim" (arXiv:2511.10909, 2025), the numbers for Hopper, which models confirm to the bit. Both cuts
+//!   are systematic: with products of one sign they all go the same way.
+//! - **Blackwell's tensor cores**, tcgen05: with f16 or bf16 operands as Hopper's. With NVFP4 operands and their
+//!   scales, an instruction's 64 products are added up exactly within each block of 16, multiplied with the two scales
+//!   exactly, and these four and the running sum aligned to the largest exponent among those of the scales' products
+//!   and of the sum, cut off 35 bits behind its point, added exactly, and the result cut to f32 (MMA-Sim, confirmed to
+//!   the bit on a B200). Our packing leaves no scale that is more than twice the largest magnitude of its block.
+//! - **The simulator** adds an instruction's products to the running sum one after another and rounds each time to
+//!   nearest. It does not model Hopper's cuts; where all partial sums are exact, both give the same bits.
 
 use crate::reference::Sum;
 
@@ -115,7 +115,8 @@ impl Arithmetic {
             Arithmetic::BlockScaledTensorCores => {
                 let instructions = (k / 64.0).ceil();
                 let scales = sum.alpha * 4.0 * sum.operands[0] * sum.operands[1];
-                // Four blocks and the running sum are each cut 35 bits behind the largest's point, and their sum behind its 24th.
+                // Four blocks and the running sum are each cut 35 bits behind the largest's point, and their sum behind
+                // its 24th.
                 let cut = 5.0 * 2f64.powi(24 - 35) * (partial + scales) + 2.0 * sum.average;
                 instructions * cut + JOINS * partial
             }
@@ -128,8 +129,8 @@ impl Arithmetic {
 /// Additions of sums that two warpgroups, and then two blocks, have of the same element.
 const JOINS: f64 = 2.0;
 
-/// What alignment cuts off, in units of ε: up to 2⁻²⁵ of the largest addend from every product and from the running sum, and
-/// nothing where all of them are multiples of that.
+/// What alignment cuts off, in units of ε: up to 2⁻²⁵ of the largest addend from every product and from the running
+/// sum, and nothing where all of them are multiples of that.
 fn aligned(sum: &Sum, partial: f64, products: f64, instructions: f64, least_exponent: i32) -> f64 {
     // Dequantised weights are 2⁻⁷ of themselves.
     let [token, weight] = sum.operands;

@@ -1,8 +1,8 @@
 //! What a backend is: a few questions, and no others.
 //!
-//! How does it add up (`arithmetic`); which configurations are worth trying for a problem (`candidates`); may this one be run (`legal`), and what does it cost
-//! (`check`); how are weights laid out (`prepack`, once); and `run`. Nobody outside calls `run`: a [`Call`](crate::Call) does, once it has
-//! seen that everything fits.
+//! How does it add up (`arithmetic`); which configurations are worth trying for a problem (`candidates`); may this one
+//! be run (`legal`), and what does it cost (`check`); how are weights laid out (`prepack`, once); and `run`. Nobody
+//! outside calls `run`: a [`Call`](crate::Call) does, once it has seen that everything fits.
 
 use std::any::Any;
 use std::fmt;
@@ -20,7 +20,8 @@ pub struct Cost {
     pub seconds: f64,
     /// What bounds the prediction, in words.
     pub bound_by: &'static str,
-    /// Predicted time of copying operands of the host's to a device and results back, where the backend computes on one.
+    /// Predicted time of copying operands of the host's to a device and results back, where the backend computes on
+    /// one.
     pub copying: f64,
     /// Working memory beside the operands, over all threads.
     pub scratch_bytes: usize,
@@ -30,8 +31,8 @@ pub struct Cost {
 ///
 /// # Safety
 ///
-/// `layout`, `shapes` and `matrices` must say what the memory behind them really holds: a backend that knows the layout reads as
-/// much as they promise.
+/// `layout`, `shapes` and `matrices` must say what the memory behind them really holds: a backend that knows the layout
+/// reads as much as they promise.
 pub unsafe trait PackedWeights: Any + fmt::Debug + Send + Sync {
     /// The layout's name, as [`Backend::layout`] gives it.
     fn layout(&self) -> &'static str;
@@ -84,8 +85,8 @@ pub struct Phase {
 ///
 /// # Safety
 ///
-/// Whatever `available` and `legal` agree to must be safe to `run` under the conditions stated there: [`Call`](crate::Call) offers
-/// it to safe code on their word.
+/// Whatever `available` and `legal` agree to must be safe to `run` under the conditions stated there:
+/// [`Call`](crate::Call) offers it to safe code on their word.
 pub unsafe trait Backend: Send + Sync {
     /// The name by which it is forced.
     fn name(&self) -> &'static str;
@@ -107,11 +108,12 @@ pub unsafe trait Backend: Send + Sync {
         ""
     }
 
-    /// The version of its kernels and of their prices. Times that were measured with another say nothing about this one.
+    /// The version of its kernels and of their prices. Times that were measured with another say nothing about this
+    /// one.
     fn kernels(&self) -> &'static str;
 
-    /// Whether it can run here; if not, [`Error::Unavailable`] with the reason and the remedy. Asked before every run, so the
-    /// answer is remembered.
+    /// Whether it can run here; if not, [`Error::Unavailable`] with the reason and the remedy. Asked before every run,
+    /// so the answer is remembered.
     fn available(&self) -> Result<()>;
 
     /// How it adds products up, with activations of such a type: what its results are judged by.
@@ -131,7 +133,8 @@ pub unsafe trait Backend: Send + Sync {
     /// their products are computed one by one.
     fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config>;
 
-    /// Whether a configuration is legal for a problem; if not, [`Error::Illegal`] with the reason. Asked before every run.
+    /// Whether a configuration is legal for a problem; if not, [`Error::Illegal`] with the reason. Asked before every
+    /// run.
     fn legal(&self, problem: &Problem, config: &Config, threads: usize) -> Result<()>;
 
     /// What a configuration costs, or why it is not legal.
@@ -142,8 +145,8 @@ pub unsafe trait Backend: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Lays weights out for this backend. A run takes tokens that were multiplied with the weights' input scales. Done once, on a team's
-    /// threads; the result serves every problem with these weights.
+    /// Lays weights out for this backend. A run takes tokens that were multiplied with the weights' input scales. Done
+    /// once, on a team's threads; the result serves every problem with these weights.
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>>;
 
     /// Bytes that each expert of a layer takes where this backend computes it, and those of its shared one; nothing
@@ -167,8 +170,9 @@ pub unsafe trait Backend: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The backend is available; the configuration is legal for the problem on the team's threads; weights, activations and
-    /// targets have the problem's shapes and types, and the weights this backend's layout. [`Call`](crate::Call) sees to all of it.
+    /// The backend is available; the configuration is legal for the problem on the team's threads; weights, activations
+    /// and targets have the problem's shapes and types, and the weights this backend's layout. [`Call`](crate::Call)
+    /// sees to all of it.
     unsafe fn run(&self, problem: &Problem, config: &Config, operands: Operands<'_, '_, '_>, team: &Team)
     -> Result<()>;
 }

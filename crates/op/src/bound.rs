@@ -3,18 +3,19 @@
 //! Write ε = 2⁻²⁴, the rounding error of one f32 operation.
 //!
 //! **Operands** are exact: a code times its block scale has six significant bits, and backends may not round
-//! activations, but once each where these are multiplied with an input scale first. **A sum** is off by what the backend's [`Arithmetic`] loses in additions; `arithmetic.rs` derives it. Where all
-//! products are multiples of a quantum q and Σ|a·b| ≤ 2²³·q, every partial sum is exact in f32, in whatever order, and nothing is
-//! forgiven: community inputs for groups are of that kind.
+//! activations, but once each where these are multiplied with an input scale first. **A sum** is off by what the
+//! backend's [`Arithmetic`] loses in additions; `arithmetic.rs` derives it. Where all products are multiples of a
+//! quantum q and Σ|a·b| ≤ 2²³·q, every partial sum is exact in f32, in whatever order, and nothing is forgiven:
+//! community inputs for groups are of that kind.
 //!
-//! **Scaling** by α rounds twice, and **a bias** that is not zero is added with one rounding. **The gate** moves with its sum as far as [`Gate`] says of itself, and is
-//! computed within a multiple of ε of itself that is stated beside its code. **The
-//! product** with the up value and **the cast** to the output type round once each. Values that leave f32's normal range
-//! are flushed to within its smallest normal number (sums that α brings beyond f32 are infinite, and what comes of them is
-//! not asked); matrix units flush already inside a sum. CPU backends scale tokens
-//! until what is lost is below 2⁻¹²⁴ of a group's largest activation for each product. GPUs take tokens as they are and
-//! weights as 2⁻⁷ of themselves, so that they lose what is below 2⁻¹¹⁸ of each product. A value that the output type
-//! cannot hold may be infinite.
+//! **Scaling** by α rounds twice, and **a bias** that is not zero is added with one rounding. **The gate** moves with
+//! its sum as far as [`Gate`] says of itself, and is computed within a multiple of ε of itself that is stated beside
+//! its code. **The product** with the up value and **the cast** to the output type round once each. Values that leave
+//! f32's normal range are flushed to within its smallest normal number (sums that α brings beyond f32 are infinite, and
+//! what comes of them is not asked); matrix units flush already inside a sum. CPU backends scale tokens until what is
+//! lost is below 2⁻¹²⁴ of a group's largest activation for each product. GPUs take tokens as they are and weights as
+//! 2⁻⁷ of themselves, so that they lose what is below 2⁻¹¹⁸ of each product. A value that the output type cannot hold
+//! may be infinite.
 
 use crate::reference::{Element, Sum};
 use crate::{Arithmetic, Gate, Output};

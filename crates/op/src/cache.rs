@@ -1,10 +1,11 @@
 //! Where things are kept on disk that were expensive to find out: the one rule for all of them.
 //!
-//! Each kind of thing has an environment variable that names its folder, or switches it off with `off`. Without it, the folder is
-//! `hammerhead` in the user's cache: `$XDG_CACHE_HOME`, else `$HOME/.cache`, else `%LOCALAPPDATA%`. Where none of them is set there is no
-//! cache. An empty variable counts as none.
+//! Each kind of thing has an environment variable that names its folder, or switches it off with `off`. Without it, the
+//! folder is `hammerhead` in the user's cache: `$XDG_CACHE_HOME`, else `$HOME/.cache`, else `%LOCALAPPDATA%`. Where
+//! none of them is set there is no cache. An empty variable counts as none.
 //!
-//! A cache only ever saves time. Whoever keeps something there must do without it where it is missing, damaged or out of date.
+//! A cache only ever saves time. Whoever keeps something there must do without it where it is missing, damaged or out
+//! of date.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,8 +1,9 @@
 //! A run that is known to be right before it starts.
 //!
-//! Backends execute instructions that a machine may lack and trust sizes that operands may not have. A [`Call`] is the only safe way
-//! to a backend's `run`: it can be made for any backend, configuration and operands, and making it fails unless the backend is
-//! available, the configuration legal for this very problem, and every operand of the problem's shape and type.
+//! Backends execute instructions that a machine may lack and trust sizes that operands may not have. A [`Call`] is the
+//! only safe way to a backend's `run`: it can be made for any backend, configuration and operands, and making it fails
+//! unless the backend is available, the configuration legal for this very problem, and every operand of the problem's
+//! shape and type.
 
 use crate::backend::{Backend, Operands, PackedWeights};
 use crate::{Activations, Config, Error, Problem, Result, Target, Team, operands};
@@ -43,8 +44,8 @@ impl<'a, 'i, 'o> Call<'a, 'i, 'o> {
         Ok(Self { backend, problem, config, weights, activations, largest, targets, team })
     }
 
-    /// The same call, in which the largest activation of every group is taken to be at least so large. Backends scale tokens by it: so tokens are
-    /// scaled alike whatever else is in their group, as long as none is larger.
+    /// The same call, in which the largest activation of every group is taken to be at least so large. Backends scale
+    /// tokens by it: so tokens are scaled alike whatever else is in their group, as long as none is larger.
     pub fn with_largest(mut self, largest: f32) -> Self {
         self.largest.iter_mut().for_each(|own| *own = own.max(largest));
         self
@@ -54,9 +55,9 @@ impl<'a, 'i, 'o> Call<'a, 'i, 'o> {
     pub fn run(self) -> Result<()> {
         let Call { backend, problem, config, weights, activations, largest, targets, team } = self;
         let operands = Operands { weights, activations, largest: &largest, targets };
-        // SAFETY: `Call::new` has seen that the backend is available, that it finds the configuration legal for the problem on this
-        // team, and that layout, shapes, types and lengths of all operands are the problem's; since then nobody could
-        // change any of them: they are borrowed.
+        // SAFETY: `Call::new` has seen that the backend is available, that it finds the configuration legal for the
+        // problem on this team, and that layout, shapes, types and lengths of all operands are the problem's; since
+        // then nobody could change any of them: they are borrowed.
         unsafe { backend.run(problem, &config, operands, team) }
     }
 }

@@ -1,12 +1,13 @@
 //! The gate: the function that joins the two sums, or that is applied to the only one, in two precisions.
 //!
-//! The gates that join two sums are all `x·sigmoid(y)` for some `y(x)`, times the up value, so one exponential serves them; some
-//! limit both values first. The f64 form is the definition, used by the reference. The f32 form is what backends run in their
-//! epilogues: plain arithmetic without branches or library calls, so that a compiler turns a loop over it into vector code. Its
-//! error is derived beside it and is part of the bound that every backend is held to.
+//! The gates that join two sums are all `x·sigmoid(y)` for some `y(x)`, times the up value, so one exponential serves
+//! them; some limit both values first. The f64 form is the definition, used by the reference. The f32 form is what
+//! backends run in their epilogues: plain arithmetic without branches or library calls, so that a compiler turns a loop
+//! over it into vector code. Its error is derived beside it and is part of the bound that every backend is held to.
 //!
-//! As text a gate is its name, and its parameters where they are not the published ones: `silu`, `silu:limit=10`, `gelu-tanh`,
-//! `gpt-oss`, `gpt-oss:alpha=1.702,beta=1,limit=7`, `relu2`, `none`. Parameters that are left out are the published ones.
+//! As text a gate is its name, and its parameters where they are not the published ones: `silu`, `silu:limit=10`,
+//! `gelu-tanh`, `gpt-oss`, `gpt-oss:alpha=1.702,beta=1,limit=7`, `relu2`, `none`. Parameters that are left out are the
+//! published ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +29,8 @@ pub enum Gate {
     GeluTanh,
     /// gpt-oss: `g' = min(g, limit)`, `u' = clamp(u, ±limit)`, `g'·sigmoid(alpha·g')·(u' + beta)`.
     GptOss {
-        /// The factor inside the sigmoid, 1.702 in the published models: the decimal number, which backends round to f32.
+        /// The factor inside the sigmoid, 1.702 in the published models: the decimal number, which backends round to
+        /// f32.
         alpha: f64,
         /// What is added to the up value, 1 in the published models.
         beta: f32,
@@ -139,8 +141,8 @@ impl Gate {
     /// What [`Self::apply_rows`] may be off by on the activation alone: relative, in units of 2⁻²⁴.
     ///
     /// Sigmoid and product take 8 roundings. A rounding of the sigmoid's argument y moves the result by |y| of them;
-    /// SiLU's argument is not rounded, gpt-oss's takes two roundings, that of alpha included, GELU's six. Arguments are clipped
-    /// at 87. A square is one product.
+    /// SiLU's argument is not rounded, gpt-oss's takes two roundings, that of alpha included, GELU's six. Arguments are
+    /// clipped at 87. A square is one product.
     pub(crate) fn evaluation_error(self, gate: f64) -> f64 {
         let argument = match self {
             Gate::Silu | Gate::SiluLimited { .. } => 0.0,
@@ -152,8 +154,8 @@ impl Gate {
         8.0 + argument
     }
 
-    /// What may vanish of the activation, as an absolute number: the sigmoid ends where its argument falls below −87, and what
-    /// it is multiplied with is no larger there than that argument by alpha.
+    /// What may vanish of the activation, as an absolute number: the sigmoid ends where its argument falls below −87,
+    /// and what it is multiplied with is no larger there than that argument by alpha.
     pub(crate) fn flushed(self, gate: f64) -> f64 {
         if self.matrices() == 1 {
             return 0.0;
@@ -163,8 +165,8 @@ impl Gate {
 
     /// How far the activation moves at most where the gate value moves by an error.
     ///
-    /// `x·sigmoid(αx)` has a slope of at most 1.0998, whatever α is, and GELU of 1.1290. Far below zero they only fade, so that
-    /// there the larger end is all that can be lost: below −1.28/α and −0.76. A square moves by 2xe + e².
+    /// `x·sigmoid(αx)` has a slope of at most 1.0998, whatever α is, and GELU of 1.1290. Far below zero they only fade,
+    /// so that there the larger end is all that can be lost: below −1.28/α and −0.76. A square moves by 2xe + e².
     pub(crate) fn change(self, gate: f64, error: f64) -> f64 {
         match self {
             Gate::None => error,
@@ -182,8 +184,8 @@ impl Gate {
         }
     }
 
-    /// Applies the gate to whole rows in single precision: `gate[i]` becomes the result. `up` is not looked at where there is one
-    /// matrix.
+    /// Applies the gate to whole rows in single precision: `gate[i]` becomes the result. `up` is not looked at where
+    /// there is one matrix.
     #[inline(always)]
     pub fn apply_rows(self, gate: &mut [f32], up: &[f32]) {
         match self {
@@ -234,7 +236,8 @@ fn join(gate: &mut [f32], up: &[f32], f: impl Fn(f32, f32) -> f32) {
     }
 }
 
-/// `1/(1 + e⁻ʸ)`, and zero where that is about to leave f32's normal range: what is multiplied with it may be very large.
+/// `1/(1 + e⁻ʸ)`, and zero where that is about to leave f32's normal range: what is multiplied with it may be very
+/// large.
 #[inline(always)]
 fn sigmoid(y: f32) -> f32 {
     let sigmoid = 1.0 / (1.0 + exp(-y));
@@ -243,9 +246,9 @@ fn sigmoid(y: f32) -> f32 {
 
 /// `eˣ` for x clipped to [−87, 87], within 4·2⁻²⁴ relative.
 ///
-/// x = n·ln 2 + r with |r| ≤ ln 2 / 2. Adding 1.5·2²³ rounds x/ln 2 to the integer n and leaves n in the low bits of the
-/// sum. ln 2 is subtracted in two parts, the first of few enough bits that n times it is exact. The Taylor polynomial
-/// of degree 7 leaves r⁸/8! < 2⁻²⁷; 2ⁿ is put together as bits.
+/// x = n·ln 2 + r with |r| ≤ ln 2 / 2. Adding 1.5·2²³ rounds x/ln 2 to the integer n and leaves n in the low bits of
+/// the sum. ln 2 is subtracted in two parts, the first of few enough bits that n times it is exact. The Taylor
+/// polynomial of degree 7 leaves r⁸/8! < 2⁻²⁷; 2ⁿ is put together as bits.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5·2²³

@@ -1,8 +1,8 @@
 //! Ending a call before it is done, because the program that made it was asked to stop.
 //!
-//! A caller gives a question, which is asked now and then on its own thread between pieces of work. Where the answer is yes, no thread takes another piece, and
-//! the call ends with [`Error::Interrupted`]. A call without a question costs nothing by it, and one that is shorter
-//! than 50 ms a look at a clock per piece.
+//! A caller gives a question, which is asked now and then on its own thread between pieces of work. Where the answer is
+//! yes, no thread takes another piece, and the call ends with [`Error::Interrupted`]. A call without a question costs
+//! nothing by it, and one that is shorter than 50 ms a look at a clock per piece.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -48,7 +48,8 @@ impl Interrupt {
         Self(ASKING.with_borrow(|asking| asking.as_ref().map(|asking| Arc::clone(&asking.stop))))
     }
 
-    /// Whether no further piece of work is to be taken. On the caller's own thread, the question is asked if it is time to.
+    /// Whether no further piece of work is to be taken. On the caller's own thread, the question is asked if it is time
+    /// to.
     pub fn is_raised(&self) -> bool {
         let Some(stop) = &self.0 else { return false };
         if let Some(question) = due()
@@ -68,7 +69,8 @@ impl Interrupt {
     }
 }
 
-/// This thread's question, where it has one and has not asked it for a while. It is not asked here: what it calls may compute, too.
+/// This thread's question, where it has one and has not asked it for a while. It is not asked here: what it calls may
+/// compute, too.
 fn due() -> Option<fn() -> bool> {
     ASKING.with_borrow_mut(|asking| {
         let asking = asking.as_mut().filter(|asking| asking.asked.elapsed() >= PATIENCE)?;

@@ -3,21 +3,26 @@
 //! ```text
 //! h = gate(α₁·Σ x·Wg + bg, α₂·Σ x·Wu + bu)      rounded as the layer's Intermediate says
 //! y = α₃·Σ h·Wd + bd                            f32
-//! out[t] = Σ_j w[t,j]·y_{e[t,j]} + σ(x·v)·shared        in f32, j = 0..k−1 in this order, the shared expert last; rounded once
+//! out[t] = Σ_j w[t,j]·y_{e[t,j]} + σ(x·v)·shared   f32, j = 0..k−1 in this order, the shared expert last; rounded once
 //! ```
 //!
-//! Where weights multiply inputs (Llama-4), `x·w` stands in the place of x, rounded to f32 at most, and the outputs are added as they are.
+//! Where weights multiply inputs (Llama-4), `x·w` stands in the place of x, rounded to f32 at most, and the outputs are
+//! added as they are.
 //!
-//! **The bound** follows a value through the layer, as an interval: a reference value and how far a backend's may be from it.
+//! **The bound** follows a value through the layer, as an interval: a reference value and how far a backend's may be
+//! from it.
 //!
-//! 1. The first product and its gate are what [`bound`](crate::bound) says of them, without its cast: h is within e of the reference.
-//! 2. Rounding is monotone: what a backend rounds lies between h − e and h + e, so its result lies between what these two become. As a rule both
-//!    become the same number, and then the backend has that very number: nothing is forgiven, although rounding to bf16 takes
-//!    away 2⁻⁹. Where they do not, all numbers between the two are allowed. For NVFP4 the scale of 16 values jumps too: the interval is
-//!    the hull over every scale that the largest of the 16 may lead to.
-//! 3. The second product's inputs are off by d: its sum moves by Σ d·|Wd|, and is then off by what the backend's arithmetic loses.
-//! 4. The combination adds |w|·error of each y, and rounds twice per expert: the product, and the sum so far. σ(x·v) moves by a quarter of what the sum
-//!    inside loses, in whatever order it is added up.
+//! 1. The first product and its gate are what [`bound`](crate::bound) says of them, without its cast: h is within e of
+//!    the reference.
+//! 2. Rounding is monotone: what a backend rounds lies between h − e and h + e, so its result lies between what these
+//!    two become. As a rule both become the same number, and then the backend has that very number: nothing is
+//!    forgiven, although rounding to bf16 takes away 2⁻⁹. Where they do not, all numbers between the two are allowed.
+//!    For NVFP4 the scale of 16 values jumps too: the interval is the hull over every scale that the largest of the 16
+//!    may lead to.
+//! 3. The second product's inputs are off by d: its sum moves by Σ d·|Wd|, and is then off by what the backend's
+//!    arithmetic loses.
+//! 4. The combination adds |w|·error of each y, and rounds twice per expert: the product, and the sum so far. σ(x·v)
+//!    moves by a quarter of what the sum inside loses, in whatever order it is added up.
 //! 5. The cast to the output type rounds once.
 
 use format::{BLOCK, Dense, Values};
@@ -188,7 +193,8 @@ fn positive_e4m3() -> Vec<f64> {
     (1..=0x7E).map(|byte| f64::from(format::e4m3::decode(byte))).collect()
 }
 
-/// The nearest of ascending numbers; between two of them, the one that is even among all. Of e4m3's this list has no zero, so that the odd places are even there.
+/// The nearest of ascending numbers; between two of them, the one that is even among all. Of e4m3's this list has no
+/// zero, so that the odd places are even there.
 fn nearest(numbers: &[f64], x: f64) -> f64 {
     let above = numbers.partition_point(|&number| number < x);
     if above == 0 || above == numbers.len() {

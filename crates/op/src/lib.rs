@@ -1,8 +1,9 @@
 //! The words of the operation `C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ)` on NVFP4 data, and what is true of it on any machine.
 //!
-//! [`Problem`] says what to compute and [`Config`] how. A [`Backend`] answers which configurations are legal, lays weights out and
-//! runs; [`Call`] is how it is run. [`mod@reference`] is the operation in its simplest form, in double precision, and [`bound`] derives how far
-//! a backend may be from it, given its [`Arithmetic`]. No instruction set, no driver and no thread lives here: a [`Team`] is whatever threads it is given.
+//! [`Problem`] says what to compute and [`Config`] how. A [`Backend`] answers which configurations are legal, lays
+//! weights out and runs; [`Call`] is how it is run. [`mod@reference`] is the operation in its simplest form, in double
+//! precision, and [`bound`] derives how far a backend may be from it, given its [`Arithmetic`]. No instruction set, no
+//! driver and no thread lives here: a [`Team`] is whatever threads it is given.
 //!
 //! Programs use the crate `hammerhead`, which plans, loads and runs; this one is for those who compute.
 //!

@@ -1,5 +1,5 @@
-//! The weights of whole feed-forward layers: an MLP, `y = down(gate(x·Wgᵀ + bg, x·Wuᵀ + bu)) + bd`, and a layer of experts, of which each token
-//! is computed by a few: `y[t] = Σ_j w[t,j]·MLP_{e[t,j]}(x[t]) + shared(x[t])`.
+//! The weights of whole feed-forward layers: an MLP, `y = down(gate(x·Wgᵀ + bg, x·Wuᵀ + bu)) + bd`, and a layer of
+//! experts, of which each token is computed by a few: `y[t] = Σ_j w[t,j]·MLP_{e[t,j]}(x[t]) + shared(x[t])`.
 //!
 //! What stands between the two products is a choice that belongs to the operation, since it rounds: see
 //! [`Intermediate`](crate::Intermediate).
@@ -19,8 +19,8 @@ pub struct MlpWeights<'a> {
 }
 
 impl<'a> MlpWeights<'a> {
-    /// Gate and up (or up alone, for a gate that takes one matrix), and down, each with its biases and input scale if there are any. The columns of
-    /// down are the rows of the others.
+    /// Gate and up (or up alone, for a gate that takes one matrix), and down, each with its biases and input scale if
+    /// there are any. The columns of down are the rows of the others.
     pub fn new(up: Weights<'a>, down: Weights<'a>) -> Result<Self> {
         if down.up().is_some() {
             return Err(Error::Mlp { what: "down", found: "two matrices".into(), expected: "one".into() });
@@ -32,7 +32,8 @@ impl<'a> MlpWeights<'a> {
         Ok(Self { up, down, intermediate_scale: 1.0.into() })
     }
 
-    /// The same weights, with the global scale of an NVFP4 intermediate: ModelOpt's `input_scale` of the down projection. It is 1 if none is given.
+    /// The same weights, with the global scale of an NVFP4 intermediate: ModelOpt's `input_scale` of the down
+    /// projection. It is 1 if none is given.
     pub fn with_intermediate_scale(self, scale: impl Into<GlobalScale>) -> Result<Self> {
         let intermediate_scale = scale.into();
         if !(intermediate_scale.is_usable() && intermediate_scale.value() > 0.0) {

@@ -76,8 +76,8 @@ impl<'a> From<Dense<'a>> for Activations<'a> {
 }
 
 /// The weights of one group: gate and up (`B1`, `B2`, each `[n, k]` with its own global scale), or one plain matrix.
-/// Tokens may have to be multiplied with an input scale first, one factor per column of A, and sums may have biases added, one number per
-/// column of C; both are part of the operation.
+/// Tokens may have to be multiplied with an input scale first, one factor per column of A, and sums may have biases
+/// added, one number per column of C; both are part of the operation.
 #[derive(Clone, Debug)]
 pub struct Weights<'a> {
     gate: Matrix<'a>,
@@ -102,8 +102,8 @@ impl<'a> Weights<'a> {
         Self { gate: matrix, up: None, input_scale: None, biases: Vec::new() }
     }
 
-    /// The same weights, for tokens that are multiplied with k finite numbers first, column by column: what AWQ leaves in a checkpoint
-    /// as `pre_quant_scale`.
+    /// The same weights, for tokens that are multiplied with k finite numbers first, column by column: what AWQ leaves
+    /// in a checkpoint as `pre_quant_scale`.
     pub fn with_input_scale(self, scale: impl Into<Cow<'a, [f32]>>) -> Result<Self> {
         let scale = scale.into();
         if scale.len() != self.k() {
@@ -115,8 +115,9 @@ impl<'a> Weights<'a> {
         Ok(Self { input_scale: Some(scale), ..self })
     }
 
-    /// The same weights, with n finite numbers for each matrix that are added to its sums in f32, after all scales and before the
-    /// gate: one vector for gate and one for up, or one for the only matrix. What a checkpoint has in 16 bits is widened before.
+    /// The same weights, with n finite numbers for each matrix that are added to its sums in f32, after all scales and
+    /// before the gate: one vector for gate and one for up, or one for the only matrix. What a checkpoint has in 16
+    /// bits is widened before.
     pub fn with_bias<B: Into<Cow<'a, [f32]>>>(self, biases: impl IntoIterator<Item = B>) -> Result<Self> {
         let biases: Vec<Cow<'a, [f32]>> = biases.into_iter().map(Into::into).collect();
         let (found, expected) = (biases.len(), self.matrices().count());
@@ -257,8 +258,8 @@ pub fn problem_of(
     Problem::new(groups, gate, first.unwrap_or(Activation::NvFp4), output)
 }
 
-/// The largest finite magnitude in each group of dense activations; quantised ones are left at 0. A number that is not finite spoils the sums of its
-/// own row only, and must not decide what the others are scaled by.
+/// The largest finite magnitude in each group of dense activations; quantised ones are left at 0. A number that is not
+/// finite spoils the sums of its own row only, and must not decide what the others are scaled by.
 pub fn largest_of(activations: &[Activations<'_>]) -> Vec<f32> {
     let largest = |a: &Activations<'_>| {
         let Activations::Dense(dense) = a else { return 0.0 };
@@ -280,14 +281,15 @@ pub fn largest_of(activations: &[Activations<'_>]) -> Vec<f32> {
     activations.iter().map(largest).collect()
 }
 
-/// The largest of some magnitudes that is less than infinity. Magnitudes of floats compare like their bits do, and the loop is vector code; the second one
-/// is needed only where a number is not finite.
+/// The largest of some magnitudes that is less than infinity. Magnitudes of floats compare like their bits do, and the
+/// loop is vector code; the second one is needed only where a number is not finite.
 fn largest_below<B: Copy + Default + Ord, I: Iterator<Item = B>>(infinity: B, bits: impl Fn() -> I) -> B {
     let largest = bits().max().unwrap_or_default();
     if largest < infinity { largest } else { bits().filter(|&bits| bits < infinity).max().unwrap_or_default() }
 }
 
-/// Refuses activations of which one is not finite, and names it: for callers who would rather know than have it spoil its row's results.
+/// Refuses activations of which one is not finite, and names it: for callers who would rather know than have it spoil
+/// its row's results.
 pub fn expect_finite(activations: &[Activations<'_>]) -> Result<()> {
     for (group, a) in activations.iter().enumerate() {
         let Activations::Dense(dense) = a else { continue };

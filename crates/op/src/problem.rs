@@ -268,8 +268,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The bytes of everything a group could ever have in memory at once, or `None` where an address could not hold it: both weight
-/// matrices, A and both sums of C as f32.
+/// The bytes of everything a group could ever have in memory at once, or `None` where an address could not hold it:
+/// both weight matrices, A and both sums of C as f32.
 fn most_bytes(shape: &Shape) -> Option<usize> {
     let area =
         |rows: usize, columns: usize| rows.checked_add(256)?.checked_mul(columns.checked_add(256)?)?.checked_mul(16);

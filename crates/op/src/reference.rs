@@ -6,15 +6,17 @@
 //! gate = αₐ·α₁ · Σₖ a[k]·b1[k]      up = αₐ·α₂ · Σₖ a[k]·b2[k]      c = silu(gate)·up
 //! ```
 //!
-//! Where the weights have biases, `b₁` is added to the gate sum and `b₂` to the up sum after these scales and before the gate. Where they have an input scale s, `a[k]·s[k]` stands in the place of `a[k]`. It is exact in f64; backends round it to f32.
+//! Where the weights have biases, `b₁` is added to the gate sum and `b₂` to the up sum after these scales and before
+//! the gate. Where they have an input scale s, `a[k]·s[k]` stands in the place of `a[k]`. It is exact in f64; backends
+//! round it to f32.
 //!
 //! The operands are read exactly: a code times its block scale has at most six significant bits. A product of two
 //! operands is exact in f64, and sums are kept in f64, so a reference value is good to about K·2⁻⁵³ of the sum of
 //! magnitudes, which is nothing beside the f32 arithmetic that it judges.
 //!
-//! Beside each sum stands what says how hard it was to compute, from which [`crate::arithmetic`] derives what a backend may
-//! be off by: the sum of magnitudes Σ|a·b|, the *quantum*, a power of two that divides every product, and how large the sum
-//! was on its way.
+//! Beside each sum stands what says how hard it was to compute, from which [`crate::arithmetic`] derives what a backend
+//! may be off by: the sum of magnitudes Σ|a·b|, the *quantum*, a power of two that divides every product, and how large
+//! the sum was on its way.
 
 use crate::{Activations, Gate, Weights};
 
@@ -87,13 +89,15 @@ pub struct Sum {
     pub exact: bool,
     /// What products may be lost that vanish beside the group's largest activation, or in f32 altogether.
     pub negligible: f64,
-    /// What rounding the row's products with an input scale to f32 may have moved it by; nothing where the sum is exact, since
-    /// they are too then.
+    /// What rounding the row's products with an input scale to f32 may have moved it by; nothing where the sum is
+    /// exact, since they are too then.
     pub rounded: f64,
-    /// |α| times the largest sum so far between two stretches of 64 products, in any order in which backends add them: in a
-    /// row; those of every other stage of 64, 128 or 256 of K apart from the others; those of the two halves of K apart; both.
+    /// |α| times the largest sum so far between two stretches of 64 products, in any order in which backends add them: in
+    /// a row; those of every other stage of 64, 128 or 256 of K apart from the others; those of the two halves of K
+    /// apart; both.
     pub peak: f64,
-    /// |α| times what the sum so far is on average when a product is added to it, or more, in whichever order it is largest.
+    /// |α| times what the sum so far is on average when a product is added to it, or more, in whichever order it is
+    /// largest.
     pub average: f64,
     /// |α| times the largest Σ |a·b| of a stretch.
     pub burst: f64,
@@ -196,7 +200,8 @@ impl Walks {
     }
 }
 
-/// Multiplies and adds two rows, the first one of a group whose largest activation is `largest`. Eight running sums instead of one, so that an f64 pipeline is kept busy.
+/// Multiplies and adds two rows, the first one of a group whose largest activation is `largest`. Eight running sums
+/// instead of one, so that an f64 pipeline is kept busy.
 pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
     const LANES: usize = 8;
     let (mut walks, mut magnitude, mut burst) = (Walks::new(a.values.len()), 0f64, 0f64);

@@ -1,7 +1,8 @@
 //! What a person asks of a configuration.
 //!
-//! A [`Config`] is complete. A [`Request`] is what is written on a command line (`strategy=interleaved,tile=128x64`): any subset, the
-//! rest is planned. Here is how each part is read; errors name configurations, so reading stands apart from them.
+//! A [`Config`] is complete. A [`Request`] is what is written on a command line (`strategy=interleaved,tile=128x64`):
+//! any subset, the rest is planned. Here is how each part is read; errors name configurations, so reading stands apart
+//! from them.
 
 use std::fmt;
 use std::str::FromStr;

@@ -9,13 +9,14 @@
 //! | `sigmoid-plain` | the same; the k largest logits where there is neither a correction nor groups | sigmoid (without correction) | the same with `norm_topk_prob` off |
 //! | `sigmoid-input` | the k largest logits | sigmoid; it multiplies the expert's *input*, before its weights, and the output counts once | Llama-4 |
 //!
-//! All weights are then multiplied with the scaling factor. Softmax keeps the order of logits, so that experts are chosen by logits. A
-//! sigmoid is rounded to f32 and its correction is added in f32, and so are the best two of a group, before they are compared: as models do it,
-//! so that equal means the same to them and to us. Among equals the lower index is taken. A weight is one rounding to f32 away from its formula.
-//! A token's experts stand in the order in which they were chosen, largest first.
+//! All weights are then multiplied with the scaling factor. Softmax keeps the order of logits, so that experts are
+//! chosen by logits. A sigmoid is rounded to f32 and its correction is added in f32, and so are the best two of a
+//! group, before they are compared: as models do it, so that equal means the same to them and to us. Among equals the
+//! lower index is taken. A weight is one rounding to f32 away from its formula. A token's experts stand in the order in
+//! which they were chosen, largest first.
 //!
-//! An id outside 0..E says that the expert is nobody's here: it is computed elsewhere (experts may be spread over machines), or not at all.
-//! It adds nothing, and its weight is not looked at.
+//! An id outside 0..E says that the expert is nobody's here: it is computed elsewhere (experts may be spread over
+//! machines), or not at all. It adds nothing, and its weight is not looked at.
 
 use std::fmt;
 use std::str::FromStr;
@@ -176,8 +177,9 @@ impl Router {
         self.scaling
     }
 
-    /// Routes tokens by their logits, `[tokens, experts]`. A token of which a logit is NaN gets NaN for all its weights, and one with a logit of +∞ does where
-    /// weights are a softmax; experts are the first ones where a logit is NaN. A logit of −∞ is that of an expert that is not to be chosen.
+    /// Routes tokens by their logits, `[tokens, experts]`. A token of which a logit is NaN gets NaN for all its
+    /// weights, and one with a logit of +∞ does where weights are a softmax; experts are the first ones where a logit
+    /// is NaN. A logit of −∞ is that of an expert that is not to be chosen.
     pub fn route(&self, logits: &[f32], tokens: usize) -> Result<Routed> {
         if logits.len() != tokens * self.experts {
             return Err(Error::RoutingLength {

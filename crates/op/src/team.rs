@@ -9,8 +9,8 @@ pub trait Workers: fmt::Debug + Send + Sync {
     /// How many there are.
     fn count(&self) -> usize;
 
-    /// Calls `work` [`count`](Workers::count) times, on as many threads as it likes, and returns when all calls have. Work is
-    /// written so that one thread making all the calls, one after another, gets the same result.
+    /// Calls `work` [`count`](Workers::count) times, on as many threads as it likes, and returns when all calls have.
+    /// Work is written so that one thread making all the calls, one after another, gets the same result.
     fn run(&self, work: &(dyn Fn() + Sync));
 }
 

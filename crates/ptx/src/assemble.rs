@@ -1,7 +1,7 @@
 //! NVIDIA's assembler, `ptxas`: what it makes of a kernel, as a report.
 //!
-//! It knows best how many registers a kernel takes and whether they spill, and it works on a machine without a GPU. It is
-//! not part of this crate: [`Assembler::find`] looks for it, and says where to get it if it is not there.
+//! It knows best how many registers a kernel takes and whether they spill, and it works on a machine without a GPU. It
+//! is not part of this crate: [`Assembler::find`] looks for it, and says where to get it if it is not there.
 
 use std::env;
 use std::ffi::OsStr;
@@ -114,8 +114,8 @@ impl Report {
         }
     }
 
-    /// Whether the kernel came out as it was meant: no spills, no multiplications in single file, and blocks that fit the
-    /// register file.
+    /// Whether the kernel came out as it was meant: no spills, no multiplications in single file, and blocks that fit
+    /// the register file.
     pub fn check(&self, kernel: &Kernel) -> Result<(), Error> {
         let name = || kernel.name.clone();
         if self.spill_stores + self.spill_loads > 0 {

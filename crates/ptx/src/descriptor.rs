@@ -1,8 +1,8 @@
 //! The bit fields that tell the tensor cores where a matrix lies in shared memory and what shape a multiplication has.
 //!
 //! Each descriptor is a struct with plain units (bytes, rows) that encodes to bits and decodes from them: the builder
-//! encodes, a simulator decodes. Addresses and offsets are kept in units of 16 bytes by the hardware, hence the demand for
-//! multiples of 16 everywhere.
+//! encodes, a simulator decodes. Addresses and offsets are kept in units of 16 bytes by the hardware, hence the demand
+//! for multiples of 16 everywhere.
 
 use crate::error::Error;
 use crate::instr::{DenseKind, MatrixElement};

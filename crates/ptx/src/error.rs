@@ -1,4 +1,5 @@
-//! What can be wrong with a kernel, or with the assembler it is given to, said in the words of whoever has to put it right.
+//! What can be wrong with a kernel, or with the assembler it is given to, said in the words of whoever has to put it
+//! right.
 
 use thiserror::Error;
 
@@ -40,7 +41,7 @@ pub enum Error {
         phase: String,
     },
     /// A matrix descriptor or tensor map field cannot be encoded.
-    #[error("{what} is {found}; the hardware wants {wanted}")]
+    #[error("{what}: {found}; expected {wanted}")]
     Field {
         /// Which field of what.
         what: &'static str,

@@ -1,13 +1,13 @@
 //! A finished kernel: plain data that is printed, checked and simulated.
 //!
-//! The body is a flat list of instructions. Labels are instructions too, so removing or inserting one never disturbs the
-//! branches; [`Kernel::labels`] gives the position of each. Everything a launch must know (threads, cluster, shared bytes,
-//! parameters in order) is here as well, so nothing about the kernel is written down twice.
+//! The body is a flat list of instructions. Labels are instructions too, so removing or inserting one never disturbs
+//! the branches; [`Kernel::labels`] gives the position of each. Everything a launch must know (threads, cluster, shared
+//! bytes, parameters in order) is here as well, so nothing about the kernel is written down twice.
 //!
-//! To execute one: every thread starts at `body[0]` with undefined registers ([`Kernel::registers`] says how many of each
-//! bank) and a program counter of its own. It executes `body[pc]` if the guard allows it, and goes on to `pc + 1`, or to
-//! `labels()[target]` on a taken branch, until it meets `Exit`; the builder ends every kernel with one. Lanes of a warp that
-//! diverged meet again when those behind catch up: run the lanes with the smallest program counter first.
+//! To execute one: every thread starts at `body[0]` with undefined registers ([`Kernel::registers`] says how many of
+//! each bank) and a program counter of its own. It executes `body[pc]` if the guard allows it, and goes on to `pc + 1`,
+//! or to `labels()[target]` on a taken branch, until it meets `Exit`; the builder ends every kernel with one. Lanes of
+//! a warp that diverged meet again when those behind catch up: run the lanes with the smallest program counter first.
 
 use crate::error::Error;
 use crate::instr::{Control, Instr, Label, Op};

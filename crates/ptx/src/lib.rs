@@ -1,19 +1,20 @@
 //! GPU instructions as Rust values: write a kernel in Rust, print it as PTX, check it, assemble it, without a GPU and
 //! without a CUDA toolkit.
 //!
-//! A kernel is written with a [`Builder`]: a Rust function that calls one method per instruction, with loops and branches
-//! as closures and the parts of the kernel as named phases. What comes out is a [`Kernel`], plain data that can be printed,
-//! checked, taken apart, changed, or executed by a simulator. Registers are typed ([`Reg<F32>`], [`Reg<U64>`], [`Pred`]);
-//! addresses know their window ([`Addr<Shared>`], [`Addr<Global>`]); so most wrong operands do not compile. There is no
-//! second language and no macro: what a kernel repeats, a Rust loop unrolls; what two kernels share, a Rust function emits.
+//! A kernel is written with a [`Builder`]: a Rust function that calls one method per instruction, with loops and
+//! branches as closures and the parts of the kernel as named phases. What comes out is a [`Kernel`], plain data that
+//! can be printed, checked, taken apart, changed, or executed by a simulator. Registers are typed ([`Reg<F32>`],
+//! [`Reg<U64>`], [`Pred`]); addresses know their window ([`Addr<Shared>`], [`Addr<Global>`]); so most wrong operands do
+//! not compile. There is no second language and no macro: what a kernel repeats, a Rust loop unrolls; what two kernels
+//! share, a Rust function emits.
 //!
 //! # A kernel, from the first line to machine code
 //!
-//! Each block scales 512 numbers: a bulk copy brings them to shared memory while the threads do something else, a barrier
-//! there counts the bytes, every thread works on four of them, and the results go back.
+//! Each block scales 512 numbers: a bulk copy brings them to shared memory while the threads do something else, a
+//! barrier there counts the bytes, every thread works on four of them, and the results go back.
 //!
-//! **Write it** as phases, each a function of the builder and of what it needs. The comment in the PTX, the message of the
-//! checker and the trace of a simulator will call them by these names.
+//! **Write it** as phases, each a function of the builder and of what it needs. The comment in the PTX, the message of
+//! the checker and the trace of a simulator will call them by these names.
 //!
 //! ```
 //! use ptx::{
@@ -24,7 +25,8 @@
 //! const NUMBERS: u32 = 512;
 //!
 //! fn scale() -> Result<Kernel, Error> {
-//!     let mut k = Builder::new("scale", Target::Sm90a, LaunchBounds { threads: 128, cluster: None, min_blocks: None });
+//!     let bounds = LaunchBounds { threads: 128, cluster: None, min_blocks: None };
+//!     let mut k = Builder::new("scale", Target::Sm90a, bounds);
 //!     let data = k.pointer("data");
 //!     let factor = k.param::<F32>("factor");
 //!     let tile = k.shared("tile", NUMBERS * 4, 16);
@@ -43,7 +45,7 @@
 //!     k.finish()
 //! }
 //!
-//! /// One thread makes the barrier, which one arrival and the bytes announced with it complete; the others wait for that.
+//! /// One thread makes the barrier, which one arrival and the bytes announced with it complete; the others wait.
 //! fn prepare(k: &mut Builder, landed: Barriers, first: Pred) {
 //!     k.if_(first, |k| {
 //!         k.barrier_init(landed.at(0), 1);
@@ -75,11 +77,11 @@
 //! assert!(text.contains("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"));
 //! assert_eq!(kernel.shared_bytes(), 2048 + 8);
 //!
-//! // Check it: `finish` has done so. A kernel that was changed since can be checked again, and says what the hardware wants.
+//! // Check it: `finish` has done so. A kernel that was changed since can be checked again, and says what is wrong.
 //! let mut torn = kernel.clone();
 //! torn.launch.threads = 1056;
 //! let complaint = torn.check().unwrap_err().to_string();
-//! assert_eq!(complaint, "kernel scale: threads per block is 1056; the hardware wants 1 to 1024");
+//! assert_eq!(complaint, "kernel scale: threads per block: 1056; expected 1 to 1024");
 //!
 //! // Assemble it, where NVIDIA's assembler is at hand: registers, spills, warnings, and the machine code.
 //! match ptx::assemble::Assembler::find(None) {
@@ -108,12 +110,12 @@
 //! 2. Its text in `print/`, its rules in `check/`; the compiler names every place that has to know. Its way back in
 //!    `parse/lower/`.
 //! 3. A method in `build/`, if it is to be used often.
-//! 4. Its forms in the family's table in `tests/kernels/families.rs`, where the assembler sees them, and for each new rule a
-//!    test in `tests/rules/`.
+//! 4. Its forms in the family's table in `tests/kernels/families.rs`, where the assembler sees them, and for each new
+//!    rule a test in `tests/rules/`.
 //!
-//! Instructions exist for four targets ([`Target`]): Ampere and everything since (mma.sync, cp.async), Hopper (wgmma), data-centre
-//! Blackwell (tcgen05) and desktop Blackwell (block-scaled mma.sync), as far as matrix multiplications and what surrounds them need
-//! them. What only some targets have is a [`Feature`], and the checker asks for that.
+//! Instructions exist for four targets ([`Target`]): Ampere and everything since (mma.sync, cp.async), Hopper (wgmma),
+//! data-centre Blackwell (tcgen05) and desktop Blackwell (block-scaled mma.sync), as far as matrix multiplications and
+//! what surrounds them need them. What only some targets have is a [`Feature`], and the checker asks for that.
 
 pub mod assemble;
 pub mod descriptor;

@@ -1,4 +1,5 @@
-//! The rules a kernel can break, and where it did. Each variant is one rule; its text says what was found and what the hardware wants.
+//! The rules a kernel can break, and where it did. Each variant is one rule; its text says what was found and what the
+//! hardware takes.
 
 use std::fmt;
 
@@ -62,7 +63,7 @@ pub enum Rule {
         to: DataType,
     },
     /// A wrong number of registers or coordinates.
-    #[error("{found} {what}; the hardware wants {wanted}")]
+    #[error("{found} {what}; expected {wanted}")]
     Count {
         /// Of what.
         what: &'static str,
@@ -84,7 +85,7 @@ pub enum Rule {
         found: usize,
     },
     /// A number outside of what the hardware takes.
-    #[error("{what} is {found}; the hardware wants {wanted}")]
+    #[error("{what}: {found}; expected {wanted}")]
     Value {
         /// Which number.
         what: &'static str,
@@ -154,7 +155,7 @@ pub enum Rule {
         end: i64,
     },
     /// A multiplication shape the tensor cores do not have.
-    #[error("a block-scaled tile has {m} rows and {n} columns (cta_group {group:?}); the hardware wants {wanted}")]
+    #[error("a block-scaled tile has {m} rows and {n} columns (cta_group {group:?}); expected {wanted}")]
     BlockScaledTile {
         /// One block or a pair.
         group: CtaGroup,

@@ -1,7 +1,7 @@
 //! What kernels are assembled for, and what exists there.
 //!
-//! A target is the least that a GPU must be: code for `sm_80` runs on every later GPU, code with a letter (`sm_90a`) on that chip
-//! alone, or (`f`) on its family. Instructions ask for a [`Feature`], never for a target by name.
+//! A target is the least that a GPU must be: code for `sm_80` runs on every later GPU, code with a letter (`sm_90a`) on
+//! that chip alone, or (`f`) on its family. Instructions ask for a [`Feature`], never for a target by name.
 
 use std::fmt;
 
@@ -87,8 +87,9 @@ impl Target {
         }
     }
 
-    /// Bytes of shared memory that a block can have on every GPU of the target's chip. Others that run the same code may have fewer
-    /// (99 KB on RTX 30 and 40, which run code for `sm_80`) or more; those are for whoever launches to ask.
+    /// Bytes of shared memory that a block can have on every GPU of the target's chip. Others that run the same code
+    /// may have fewer (99 KB on RTX 30 and 40, which run code for `sm_80`) or more; those are for whoever launches to
+    /// ask.
     pub fn shared_limit(self) -> u32 {
         match self {
             Target::Sm80 => 163 << 10,
@@ -102,8 +103,8 @@ impl Target {
         if self == Target::Sm120f { 1536 } else { 2048 }
     }
 
-    /// The lowest version of PTX that has the target, and all that a kernel for it may hold. A driver refuses a version newer than
-    /// itself, so that a text should not ask for more.
+    /// The lowest version of PTX that has the target, and all that a kernel for it may hold. A driver refuses a version
+    /// newer than itself, so that a text should not ask for more.
     pub(crate) fn version(self) -> (u32, u32) {
         match self {
             Target::Sm80 => (7, 0),

@@ -1,5 +1,5 @@
-//! What a tensor map says: the shape of a tensor in global memory and of the boxes copied from it. The driver encodes it
-//! into 128 opaque bytes on a real GPU; a simulator uses it as it is.
+//! What a tensor map says: the shape of a tensor in global memory and of the boxes copied from it. The driver encodes
+//! it into 128 opaque bytes on a real GPU; a simulator uses it as it is.
 
 use crate::descriptor::Swizzle;
 use crate::error::Error;
@@ -52,8 +52,9 @@ pub struct TensorMap {
     pub swizzle: Swizzle,
 }
 
-/// A part of a tensor map that a kernel writes itself (`tensormap.replace`). What bytes of a tensor map mean is NVIDIA's
-/// secret, and a program may not rely on it; maps that are made in a simulator are laid out by [`MapField::offset`].
+/// A part of a tensor map that a kernel writes itself (`tensormap.replace`). What bytes of a tensor map mean is
+/// NVIDIA's secret, and a program may not rely on it; maps that are made in a simulator are laid out by
+/// [`MapField::offset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MapField {
     /// Global address of element zero, of eight bytes.

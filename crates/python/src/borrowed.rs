@@ -12,7 +12,8 @@ pub type MatrixParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, f64);
 /// An array of numbers as Python gives it, with the name its owner has for its type.
 pub type NumberParts<'py> = (Bound<'py, PyAny>, String);
 
-/// The weights of one product: one matrix or two, a bias per matrix if there are any, and what tokens are multiplied with first.
+/// The weights of one product: one matrix or two, a bias per matrix if there are any, and what tokens are multiplied
+/// with first.
 pub type WeightParts<'py> = (MatrixParts<'py>, Option<MatrixParts<'py>>, Option<Vec<Vec<f32>>>, Option<Vec<f32>>);
 /// The weights of an MLP: gate and up (or up alone), down, and the global scale of an NVFP4 intermediate.
 pub type MlpParts<'py> = (WeightParts<'py>, WeightParts<'py>, f64);

@@ -69,8 +69,8 @@ impl Checkpoint {
         Ok((open, (own.model.path(),).into_pyobject(py)?))
     }
 
-    /// Every quantised tensor: stem, name before it was quantised, names of its parts, matrices of a stack if it is one, rows, k,
-    /// and whether it is stored as its columns.
+    /// Every quantised tensor: stem, name before it was quantised, names of its parts, matrices of a stack if it is
+    /// one, rows, k, and whether it is stored as its columns.
     fn stored(&self, py: Python<'_>) -> Result<Vec<StoredParts>> {
         let stored = py.detach(|| self.model.stored())?;
         Ok(stored.into_iter().map(|s| (s.stem, s.tensor, s.parts, s.stack, s.rows, s.k, s.is_transposed)).collect())

@@ -1,9 +1,9 @@
 //! Arrays on a GPU: the work goes into the caller's own stream, and nothing is waited for.
 //!
-//! The array library's current stream says when tokens are there and when results are needed, as for its own kernels: so no
-//! synchronisation is asked of it when it lends its memory, and memory that it reuses in that stream it may reuse at once. Queues keep working
-//! memory and what they know of earlier calls, so there is one per stream, for as long as the process lives. A layer that is freed waits for the
-//! streams that read it, and gives its memory back at once.
+//! The array library's current stream says when tokens are there and when results are needed, as for its own kernels:
+//! so no synchronisation is asked of it when it lends its memory, and memory that it reuses in that stream it may reuse
+//! at once. Queues keep working memory and what they know of earlier calls, so there is one per stream, for as long as
+//! the process lives. A layer that is freed waits for the streams that read it, and gives its memory back at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -63,7 +63,8 @@ pub fn run(
     let outputs = outputs.map(|(((array, element), n), &(_, rows))| output(array, element, rows * n));
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let tokens: Vec<DeviceTokens> = tokens.into_iter().map(|(tokens, _)| tokens).collect();
-    // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order of the stream.
+    // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the order
+    // of the stream.
     in_stream(py, stream, |queue| unsafe { queue.enqueue(layer, &tokens, &outputs) })
 }
 

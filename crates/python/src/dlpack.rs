@@ -1,9 +1,10 @@
 //! Arrays of other libraries, borrowed through DLPack.
 //!
-//! DLPack is how array libraries lend each other memory: an object's `__dlpack__` returns a capsule that points to a small
-//! C structure (where the elements lie, their type, shape and strides, and whom to call when they are no longer needed).
-//! numpy and torch both speak it, on CPUs and GPUs, and it needs nothing beyond Python's stable ABI. Everything that a capsule says is checked here
-//! before anybody reads through its pointers; what is left to trust is that the pointers themselves are good.
+//! DLPack is how array libraries lend each other memory: an object's `__dlpack__` returns a capsule that points to a
+//! small C structure (where the elements lie, their type, shape and strides, and whom to call when they are no longer
+//! needed). numpy and torch both speak it, on CPUs and GPUs, and it needs nothing beyond Python's stable ABI.
+//! Everything that a capsule says is checked here before anybody reads through its pointers; what is left to trust is
+//! that the pointers themselves are good.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -173,7 +174,8 @@ impl Lent {
         }
     }
 
-    /// Whether the owner forbids writing. The old structure cannot say so; libraries that use it refuse to lend such memory.
+    /// Whether the owner forbids writing. The old structure cannot say so; libraries that use it refuse to lend such
+    /// memory.
     fn read_only(&self) -> bool {
         match self {
             Lent::Plain(_) => false,
@@ -246,8 +248,8 @@ pub struct Array {
 }
 
 impl Array {
-    /// Borrows an array from the object that owns it. `what` names it in complaints. An array on a GPU that will be used
-    /// `in_order`, in its owner's own current stream, needs no synchronisation; else its owner sees to it.
+    /// Borrows an array from the object that owns it. `what` names it in complaints. An array on a GPU that will be
+    /// used `in_order`, in its owner's own current stream, needs no synchronisation; else its owner sees to it.
     pub fn borrow(object: &Bound<'_, PyAny>, what: impl Into<String>, in_order: bool) -> Result<Self> {
         let what = what.into();
         let capsule = export(object, in_order).map_err(|error| describe(object.py(), error, &what))?;
@@ -428,13 +430,14 @@ impl Array {
 
     fn slice_mut<T: Copy>(&mut self) -> &mut [T] {
         debug_assert_eq!(size_of::<T>(), self.element.bytes());
-        // SAFETY: as in `slice`; the owner lets it be written (`expect_writable`), and the caller has seen to it that no
-        // other array of the call shares these addresses.
+        // SAFETY: as in `slice`; the owner lets it be written (`expect_writable`), and the caller has seen to it that
+        // no other array of the call shares these addresses.
         unsafe { std::slice::from_raw_parts_mut(self.data.cast(), self.elements) }
     }
 }
 
-/// Asks an object for its capsule: in the versioned form if it knows that, else in the old one. A capsule is taken as it is.
+/// Asks an object for its capsule: in the versioned form if it knows that, else in the old one. A capsule is taken as
+/// it is.
 fn export<'py>(object: &Bound<'py, PyAny>, in_order: bool) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     if object.is_instance_of::<PyCapsule>() {

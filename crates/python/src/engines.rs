@@ -1,8 +1,9 @@
 //! Engines, shared by all layers that ask for the same, and whose threads they compute on.
 //!
-//! An engine has threads, and a model has many layers: each with an engine of its own would drown the machine. Where a layer does not say
-//! how many it wants, torch is asked at every call, if it is there: `torch.set_num_threads` counts for us, too. A process that was forked has none of its parent's
-//! threads, nor of torch's, so it starts with no engines and with threads of our own.
+//! An engine has threads, and a model has many layers: each with an engine of its own would drown the machine. Where a
+//! layer does not say how many it wants, torch is asked at every call, if it is there: `torch.set_num_threads` counts
+//! for us, too. A process that was forked has none of its parent's threads, nor of torch's, so it starts with no
+//! engines and with threads of our own.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
@@ -46,7 +47,8 @@ struct Engines {
 static ENGINES: AtomicPtr<Engines> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Engines {
-    /// Those of this process. A fork leaves its parent's alone: somebody may have held their lock when the process was copied.
+    /// Those of this process. A fork leaves its parent's alone: somebody may have held their lock when the process was
+    /// copied.
     fn here() -> &'static Self {
         let found = ENGINES.load(Ordering::Acquire);
         // SAFETY: null, or leaked below.
@@ -171,7 +173,8 @@ impl Wish {
         Python::attach(|py| self.engine_at(py))
     }
 
-    /// The engine that grants it. To be asked before Python's lock is released: to wait for it again would cost a busy program more than the call.
+    /// The engine that grants it. To be asked before Python's lock is released: to wait for it again would cost a busy
+    /// program more than the call.
     pub fn engine_at(&self, py: Python<'_>) -> Result<Arc<Engine>> {
         let (choice, torch) = (Choice::get()?, torch_threads(py));
         let forked = IMPORTED.get().is_some_and(|&process| process != std::process::id());

@@ -1,7 +1,8 @@
 //! Ctrl-C during a call.
 //!
-//! Python notes a signal when it comes, and acts on it when its main thread next runs Python code, which a long call of ours keeps it from. So such a call asks Python now and
-//! then, on the thread that made it: what a handler raises (`KeyboardInterrupt`, as a rule) ends the call.
+//! Python notes a signal when it comes, and acts on it when its main thread next runs Python code, which a long call of
+//! ours keeps it from. So such a call asks Python now and then, on the thread that made it: what a handler raises
+//! (`KeyboardInterrupt`, as a rule) ends the call.
 
 use std::cell::RefCell;
 

@@ -21,7 +21,8 @@ use crate::error::{Error, Result};
 use crate::interrupt::computed;
 use crate::layer::{gate_of, unwritten};
 
-/// Where a projection is: the name of its tensor without its parts' endings, the matrix of a stack, and which rows of it.
+/// Where a projection is: the name of its tensor without its parts' endings, the matrix of a stack, and which rows of
+/// it.
 type Projection = (String, usize, String);
 /// The gate and up projections, or up alone, and down.
 type NamedMlp = (Projection, Option<Projection>, Projection);
@@ -254,8 +255,8 @@ impl FeedForward {
         Ok(Self::of_experts((experts, router), wish))
     }
 
-    /// Packs the experts of a model's layer, all or those of these numbers, with the one that sees every token or without. Without a router, the model's own is taken, if its
-    /// rule is known and all experts are there.
+    /// Packs the experts of a model's layer, all or those of these numbers, with the one that sees every token or
+    /// without. Without a router, the model's own is taken, if its rule is known and all experts are there.
     #[staticmethod]
     #[pyo3(signature = (model, layer, numbers, shared, router, gate, options))]
     #[expect(clippy::too_many_arguments, reason = "they are options of one Python function")]
@@ -343,8 +344,8 @@ impl FeedForward {
         (intermediate.to_string(), batch_invariant, Some(workspace_bytes), gpu_bytes, backend, threads, config)
     }
 
-    /// Computes tokens; experts with their logits, or with ids and weights, which may multiply inputs. For arrays on a GPU, in the stream with
-    /// this handle.
+    /// Computes tokens; experts with their logits, or with ids and weights, which may multiply inputs. For arrays on a
+    /// GPU, in the stream with this handle.
     #[pyo3(signature = (x, routing, on_input, out, stream))]
     fn run(
         &self,

@@ -1,9 +1,9 @@
 //! The native half of the Python package `hammerhead`.
 //!
-//! Its other half is `python/hammerhead`: what users call, which knows the array libraries and allocates outputs in the caller's kind. What
-//! crosses the border between them are objects that speak DLPack (`dlpack`), so that this half needs neither numpy nor
-//! torch, and one build serves every Python from 3.10 on. It borrows the arrays, releases Python's lock, and computes
-//! on an engine that all layers share (`engines`). `_native.pyi` is its signature.
+//! Its other half is `python/hammerhead`: what users call, which knows the array libraries and allocates outputs in the
+//! caller's kind. What crosses the border between them are objects that speak DLPack (`dlpack`), so that this half
+//! needs neither numpy nor torch, and one build serves every Python from 3.10 on. It borrows the arrays, releases
+//! Python's lock, and computes on an engine that all layers share (`engines`). `_native.pyi` is its signature.
 
 mod borrowed;
 mod checkpoint;

@@ -1,7 +1,7 @@
 //! How often the referee is right: the table of `docs/referee.md`, made again.
 //!
-//! `cargo run --release -p hammerhead-referee --example calibrate [SITTINGS [SEED [percentiles | BUDGET]]]`: a budget is in seconds of the
-//! synthetic clock, on which a pair of processes takes one third of a second.
+//! `cargo run --release -p hammerhead-referee --example calibrate [SITTINGS [SEED [percentiles | BUDGET]]]`: a budget
+//! is in seconds of the synthetic clock, on which a pair of processes takes one third of a second.
 
 use referee::calibration::{Characteristics, characteristics, worlds};
 use referee::stats::Interval;

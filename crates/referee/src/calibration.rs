@@ -87,8 +87,8 @@ pub fn characteristics(
     Ok(c)
 }
 
-/// Neighbours who stay for some hundred samples, and delay most of those by a turn of theirs, which is longer than a sample; whoever ran
-/// before has left its data in the caches.
+/// Neighbours who stay for some hundred samples, and delay most of those by a turn of theirs, which is longer than a
+/// sample; whoever ran before has left its data in the caches.
 fn beside(world: &mut World, told: bool) {
     (world.process_spread, world.sample_spread) = (0.02, 0.04);
     world.neighbours = Some(Neighbours { chance: 0.6, turn: 4e-3, stay: 200.0, told });

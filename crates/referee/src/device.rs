@@ -1,4 +1,5 @@
-//! A GPU on which both sides of a sitting compute: what it can do at most, how it was while they did, and whether anything ran outside of its clock.
+//! A GPU on which both sides of a sitting compute: what it can do at most, how it was while they did, and whether
+//! anything ran outside of its clock.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +13,26 @@ use crate::stats::median;
 
 /// What events tell apart, by NVIDIA's documentation of them.
 pub(crate) const RESOLUTION: f64 = 0.5e-6;
-/// Seconds for which the whole device may be waited for after a run's last event: a host's own, on a machine with neighbours.
+/// Seconds for which the whole device may be waited for after a run's last event: a host's own, on a machine with
+/// neighbours.
 const WAIT: f64 = 50e-6;
 /// The same as a part of the run.
 const WAIT_SHARE: f64 = 0.2;
-/// Where runs are behind a latch: what the referee's own work around a run may take longer than it ever did. Honest runs show up to 170 µs on an H200, and
-/// a change of contexts there and back, which nobody can come between the referee's work without, takes 290 µs more.
+/// Where runs are behind a latch: what the referee's own work around a run may take longer than it ever did. Honest
+/// runs show up to 170 µs on an H200, and a change of contexts there and back, which nobody can come between the
+/// referee's work without, takes 290 µs more.
 const LATCHED: f64 = 400e-6;
 const LATCHED_SHARE: f64 = 0.01;
 /// What the device's clock may say beyond the host's, as a fraction: they are two crystals.
 const CRYSTALS: f64 = 1e-3;
-/// Seconds by which a run may be shorter than one of a kernel that does nothing: what both were seen to swing by on an H200, several times over.
+/// Seconds by which a run may be shorter than one of a kernel that does nothing: what both were seen to swing by on an
+/// H200, several times over.
 const BLANK_NOISE: f64 = 10e-6;
 
 /// The same as a part of what its inputs add.
 const COPY_NOISE: f64 = 0.05;
-/// What the host's clock may say beyond the device's of a run with all that is around it: a host that queues and looks, and as a part of it. A host that is late is so
-/// now and then; a device's clock that is slow is so in every run.
+/// What the host's clock may say beyond the device's of a run with all that is around it: a host that queues and looks,
+/// and as a part of it. A host that is late is so now and then; a device's clock that is slow is so in every run.
 const HOST_LATE: f64 = 1e-3;
 const HOST_LATE_SHARE: f64 = 0.05;
 /// Runs from which the two clocks are compared.
@@ -92,8 +96,9 @@ impl Watched {
         }
     }
 
-    /// Notes what runs of a kernel that does nothing took behind a latch, with the inputs of so many jobs of a shape, beside the contestants of now: their median. Of all of
-    /// those the least counts, so that whoever leaves work behind on the device, which makes them longer, gains nothing by it.
+    /// Notes what runs of a kernel that does nothing took behind a latch, with the inputs of so many jobs of a shape,
+    /// beside the contestants of now: their median. Of all of those the least counts, so that whoever leaves work
+    /// behind on the device, which makes them longer, gains nothing by it.
     pub(crate) fn note_blanks(&mut self, shape: usize, jobs: usize, seconds: &[f64]) {
         let seconds = median(seconds);
         if jobs == 0 {
@@ -111,8 +116,8 @@ impl Watched {
         none + jobs as f64 * self.blanks.get(&shape).map_or(0.0, each)
     }
 
-    /// Notes what a run took, and how the device is right after it; the seconds that count. A device's clock that says more than the host's has been
-    /// tampered with.
+    /// Notes what a run took, and how the device is right after it; the seconds that count. A device's clock that says
+    /// more than the host's has been tampered with.
     pub(crate) fn note(
         &mut self,
         side: Side,
@@ -191,8 +196,8 @@ mod tests {
         }
     }
 
-    /// A plain contestant, as if it had computed on a device that takes so long for a job, and was at work for so long afterwards; behind a latch that takes so
-    /// long, if it queues.
+    /// A plain contestant, as if it had computed on a device that takes so long for a job, and was at work for so long
+    /// afterwards; behind a latch that takes so long, if it queues.
     struct AsIfOnDevice {
         contestant: Doubler,
         job: f64,
@@ -290,8 +295,8 @@ mod tests {
         }
     }
 
-    /// A pair of samples of two programs on a machine with a GPU, each with what its latch takes if it queues, where a kernel that does nothing takes 0.3 ms; and what is
-    /// known of the GPU if its clock decided.
+    /// A pair of samples of two programs on a machine with a GPU, each with what its latch takes if it queues, where a
+    /// kernel that does nothing takes 0.3 ms; and what is known of the GPU if its clock decided.
     fn programs(latches: [Option<f64>; 2], outside: f64, copy: f64) -> Result<([f64; 2], Option<DeviceReport>), Halt> {
         let [champion, challenger] = &latches.map(|latch| {
             let contestant = Doubler::named(&format!("{latch:?}"));

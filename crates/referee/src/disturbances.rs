@@ -1,15 +1,17 @@
 //! Samples that neighbours disturbed: when one is taken again, and when that ends.
 //!
-//! A take is disturbed if its threads stood in line for a processor for more than a small part of it. That is known from the scheduler and not from the
-//! time, so who is slow gets no second try for being slow. Whoever made its own threads wait whenever a run went badly could still choose among
-//! its runs; so a side that is disturbed far more often than the other, for the time that it ran, beside the same neighbours, is not believed any more:
-//! then every take counts, of both sides, for the rest of the measurement, and waiting costs whoever waits.
+//! A take is disturbed if its threads stood in line for a processor for more than a small part of it. That is known
+//! from the scheduler and not from the time, so who is slow gets no second try for being slow. Whoever made its own
+//! threads wait whenever a run went badly could still choose among its runs; so a side that is disturbed far more often
+//! than the other, for the time that it ran, beside the same neighbours, is not believed any more: then every take
+//! counts, of both sides, for the rest of the measurement, and waiting costs whoever waits.
 
 use crate::record::Side;
 use crate::samples::Take;
 use crate::settings::Timing;
 
-/// By how many deviations of their difference, and how many takes whatever those are, one side may be disturbed more often than the other for the time that it ran.
+/// By how many deviations of their difference, and how many takes whatever those are, one side may be disturbed more
+/// often than the other for the time that it ran.
 const DEVIATIONS: f64 = 4.0;
 const CHANCE: f64 = 5.0;
 

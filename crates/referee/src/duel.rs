@@ -1,22 +1,25 @@
 //! The sitting: controls, then the duel, then the duel again.
 //!
-//! A [`Course`] is what the clock runs over: it starts fresh processes, makes a shape ready and takes one sample. The real
-//! one is [`crate::Pool`]; tests and calibration use a synthetic one with a known truth. Everything that is decided is
-//! decided here, from the samples alone.
+//! A [`Course`] is what the clock runs over: it starts fresh processes, makes a shape ready and takes one sample. The
+//! real one is [`crate::Pool`]; tests and calibration use a synthetic one with a known truth. Everything that is
+//! decided is decided here, from the samples alone.
 //!
-//! 0. **Scout**, where there is a budget of time: three pairs of the champion's own processes say how much processes differ today and how
-//!    long one takes. From that follows how many the budget allows, when they are looked at, and which difference can be seen; it is
-//!    said before anything is decided. What was scouted is not used again, so the looks are settled before the first of them.
-//! 1. **Control.** The champion against itself, in two processes of its own each time. If its interval leaves out zero and
-//!    the difference is beyond the tolerance, it is held again; if that shows one too, the referee favours a side, and is void if by more
-//!    than a challenger could make up for.
-//! 2. **Plant.** The champion against itself with more inside the clock: 5 %, or as much as the control's interval says that can be seen. If
-//!    that is not found, or found at another size, twice, the referee is blind today: void.
+//! 0. **Scout**, where there is a budget of time: three pairs of the champion's own processes say how much processes
+//!    differ today and how long one takes. From that follows how many the budget allows, when they are looked at, and
+//!    which difference can be seen; it is said before anything is decided. What was scouted is not used again, so the
+//!    looks are settled before the first of them.
+//! 1. **Control.** The champion against itself, in two processes of its own each time. If its interval leaves out zero
+//!    and the difference is beyond the tolerance, it is held again; if that shows one too, the referee favours a side,
+//!    and is void if by more than a challenger could make up for.
+//! 2. **Plant.** The champion against itself with more inside the clock: 5 %, or as much as the control's interval says
+//!    that can be seen. If that is not found, or found at another size, twice, the referee is blind today: void.
 //! 3. **Fence**, where one of them is a stranger: the champion's own code behind the fence against itself without.
-//! 4. **Duel.** Looks at 24, 48 and 96 quartets, or those that the budget's rest allows, each with its share of α, so it may stop at any of
-//!    them for any reason. It stops when the answer is known or the interval is narrow and no shape is unsettled.
-//! 5. **Again.** Whoever stops at a good moment has an estimate that flatters. So what seems faster, on the whole or in part, is measured
-//!    again with new seeds, stopping for precision only, and has to be so again; that figure is the published one.
+//! 4. **Duel.** Looks at 24, 48 and 96 quartets, or those that the budget's rest allows, each with its share of α, so
+//!    it may stop at any of them for any reason. It stops when the answer is known or the interval is narrow and no
+//!    shape is unsettled.
+//! 5. **Again.** Whoever stops at a good moment has an estimate that flatters. So what seems faster, on the whole or in
+//!    part, is measured again with new seeds, stopping for precision only, and has to be so again; that figure is the
+//!    published one.
 //!
 //! **The margin** that a duel has to clear is what the referee itself may be off by: what the control shows, and how
 //! well it knows that, taken together with the duel's own interval as the errors of two independent measurements are. A
@@ -46,7 +49,8 @@ const WAITING: f64 = 0.1;
 const PATIENCE: f64 = 2.0;
 /// Processes that are measured before they are waited for again, if that was in vain; twice as many each time.
 const UNTIL_NEXT_WAIT: usize = 4;
-/// A planted slowdown is so many half-widths of the control's interval, so that it is missed about once in a hundred times.
+/// A planted slowdown is so many half-widths of the control's interval, so that it is missed about once in a hundred
+/// times.
 const PLANT_HALF_WIDTHS: f64 = 2.0;
 /// The standard deviation of a measurement as a part of half its interval's width, at the confidence of a look.
 const CHANCE: f64 = 0.4;
@@ -195,7 +199,8 @@ struct Referee<'a> {
     disturbances: Disturbances,
 }
 
-/// What the referee may be off by, as logarithms: what it showed where there is no difference, and half the width of that's interval.
+/// What the referee may be off by, as logarithms: what it showed where there is no difference, and half the width of
+/// that's interval.
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
     shown: f64,
@@ -207,8 +212,9 @@ impl Doubt {
         Self { shown: found.estimate.ln().abs(), half_width: half_width(found) }
     }
 
-    /// What an interval of this half-width has to leave between itself and no difference. Both are measured, each with its own error: the
-    /// difference of the two has the root of the sum of squares, of which the interval has its own part already.
+    /// What an interval of this half-width has to leave between itself and no difference. Both are measured, each with
+    /// its own error: the difference of the two has the root of the sum of squares, of which the interval has its own
+    /// part already.
     fn beside(&self, half_width: f64) -> f64 {
         self.shown + self.half_width.hypot(half_width) - half_width
     }
@@ -321,7 +327,8 @@ impl Referee<'_> {
         Ok(missed)
     }
 
-    /// A slowdown that can be seen beside an interval of this half-width: whole multiples of the least, so that jobs can make it up.
+    /// A slowdown that can be seen beside an interval of this half-width: whole multiples of the least, so that jobs
+    /// can make it up.
     fn size_the_plant(&mut self, half_width: f64) {
         let least = self.least_plant;
         let wanted = (PLANT_HALF_WIDTHS * half_width).exp_m1().min(LARGEST_PLANT);
@@ -329,7 +336,8 @@ impl Referee<'_> {
         self.course.plant(self.timing.plant);
     }
 
-    /// Shares what is left of the budget between the duel and its repetition. The controls stop early on a quiet machine.
+    /// Shares what is left of the budget between the duel and its repetition. The controls stop early on a quiet
+    /// machine.
     fn share_the_rest(&mut self, sitting: &Sitting) {
         let Some(scout) = &sitting.scout else { return };
         let left = scout.budget_seconds - (self.course.now() - self.start);
@@ -473,7 +481,8 @@ impl Referee<'_> {
         Ok(Control { measurement, passed, finding })
     }
 
-    /// Measures a pairing until `decided` says so of the summary that decides, or it is precise, or it is the last look.
+    /// Measures a pairing until `decided` says so of the summary that decides, or it is precise, or it is the last
+    /// look.
     fn measure(
         &mut self,
         pairing: Pairing,
@@ -521,8 +530,8 @@ impl Referee<'_> {
         }
     }
 
-    /// Whether more would not change what is known: the geomean to within the precision, and of a duel no shape whose interval holds the
-    /// most that it may lose.
+    /// Whether more would not change what is known: the geomean to within the precision, and of a duel no shape whose
+    /// interval holds the most that it may lose.
     fn is_precise(&self, summary: &Summary, pairing: Pairing) -> bool {
         let limit = 1.0 - self.most_loss();
         let unsettled = |shape: &ShapeResult| shape.speedup.low < limit && limit <= shape.speedup.high;
@@ -555,7 +564,8 @@ impl Referee<'_> {
         Ok(samples.push(process)?)
     }
 
-    /// One sample that was not disturbed, if there is one in so many takes; otherwise the one that waited least. What a take took is not asked.
+    /// One sample that was not disturbed, if there is one in so many takes; otherwise the one that waited least. What a
+    /// take took is not asked.
     fn take(&mut self, side: Side, temperature: Temperature) -> Result<f64, Halt> {
         let mut best = self.course.sample(side, temperature)?;
         let mut disturbed = self.disturbances.note(side, best, &self.timing);

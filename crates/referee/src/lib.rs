@@ -1,10 +1,11 @@
 //! A referee: settles which of two programs computes something faster, and how sure that is.
 //!
-//! Correct first, then paired timing. A [`task::Task`] makes numbers from a seed and says what should come out of them; a
-//! [`contestant::Contestant`] computes it, usually as a [`contestant::Program`]: any program, in a fresh process behind a
-//! fence, that speaks the [`contestant::protocol`]. [`examine`] asks contestants questions before any clock starts. [`sit`]
-//! holds a sitting over a [`Course`], anything that yields samples: the real one is a [`Pool`] of two contestants. Its
-//! record is a [`Sitting`], with controls (the champion against itself, a slowdown that was planted) and an [`Outcome`].
+//! Correct first, then paired timing. A [`task::Task`] makes numbers from a seed and says what should come out of them;
+//! a [`contestant::Contestant`] computes it, usually as a [`contestant::Program`]: any program, in a fresh process
+//! behind a fence, that speaks the [`contestant::protocol`]. [`examine`] asks contestants questions before any clock
+//! starts. [`sit`] holds a sitting over a [`Course`], anything that yields samples: the real one is a [`Pool`] of two
+//! contestants. Its record is a [`Sitting`], with controls (the champion against itself, a slowdown that was planted)
+//! and an [`Outcome`].
 //!
 //! What a contestant does wrong is a [`contestant::Fault`] and goes into the record. An [`Error`] is the environment's.
 //!
@@ -102,8 +103,9 @@
 //! }
 //! ```
 //!
-//! [`RefereeSettings`] hold every number that it goes by, [`stats`] turns quartets of samples into a ratio with an interval,
-//! [`synthetic`] is a course with a known truth, and [`calibration`] uses it to say how often the referee is right.
+//! [`RefereeSettings`] hold every number that it goes by, [`stats`] turns quartets of samples into a ratio with an
+//! interval, [`synthetic`] is a course with a known truth, and [`calibration`] uses it to say how often the referee is
+//! right.
 
 pub mod calibration;
 mod clock;

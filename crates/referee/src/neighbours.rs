@@ -21,9 +21,10 @@ const TURN: u64 = 100_000;
 
 /// Precedence over neighbours for the calling thread and for whatever it starts, until it is given back.
 ///
-/// A sample takes a millisecond, and a scheduler that shares two processors among ten programs takes them away for longer than that. Both
-/// sides get the same, one at a time. Where sessions are groups to the scheduler, each contestant's session gets the same niceness. Turns are
-/// short besides, which everyone may ask for: who wants little gets it soon.
+/// A sample takes a millisecond, and a scheduler that shares two processors among ten programs takes them away for
+/// longer than that. Both sides get the same, one at a time. Where sessions are groups to the scheduler, each
+/// contestant's session gets the same niceness. Turns are short besides, which everyone may ask for: who wants little
+/// gets it soon.
 #[derive(Debug)]
 pub struct Precedence {
     before: Option<i32>,
@@ -55,8 +56,8 @@ impl Drop for Precedence {
     }
 }
 
-/// Waits until others use less than this part of the processors, for so many seconds at most; says for how long. Where the system
-/// does not tell, it does not wait.
+/// Waits until others use less than this part of the processors, for so many seconds at most; says for how long. Where
+/// the system does not tell, it does not wait.
 pub(crate) fn wait(busy: f64, most: f64) -> f64 {
     let start = Instant::now();
     while start.elapsed().as_secs_f64() < most {

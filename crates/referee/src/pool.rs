@@ -1,22 +1,25 @@
 //! The real course: two sessions, lots in shared memory, the referee's clock.
 //!
-//! **A sample** is one `run` of enough jobs for the clock, and nothing of it is known before the clock runs. First there is one job that
-//! does not count, so that a contestant's caches of code, its threads and its files are as they are in use. Then it stands still, and
-//! only now are the inputs written that nobody has seen before, the outputs poisoned, and layers and places drawn. It is woken when
-//! the clock already runs, and the clock runs on until it stands still again, with all its threads and children: what is not written
-//! then is not there, and what it did after its `done` was timed. While one side swims the other stands still, and what it consumes
-//! of the processors meanwhile is its fault.
+//! **A sample** is one `run` of enough jobs for the clock, and nothing of it is known before the clock runs. First
+//! there is one job that does not count, so that a contestant's caches of code, its threads and its files are as they
+//! are in use. Then it stands still, and only now are the inputs written that nobody has seen before, the outputs
+//! poisoned, and layers and places drawn. It is woken when the clock already runs, and the clock runs on until it
+//! stands still again, with all its threads and children: what is not written then is not there, and what it did after
+//! its `done` was timed. While one side swims the other stands still, and what it consumes of the processors meanwhile
+//! is its fault.
 //!
-//! **Cold** jobs: between the job that does not count and the clock the referee reads through more than twice L3 of its own memory, so that
-//! whatever was fetched beforehand is gone again. Where both sides are our own code one such sweep serves several samples: each takes layers that
-//! were not touched since, and jobs that do not count are done before it. Where nobody knows what a contestant computes on, layers rotate instead, in an order of their own for
-//! every process, and more than twice L3 goes through before the same layer comes again. *Warm* jobs take the layer of the job
-//! that did not count.
+//! **Cold** jobs: between the job that does not count and the clock the referee reads through more than twice L3 of its
+//! own memory, so that whatever was fetched beforehand is gone again. Where both sides are our own code one such sweep
+//! serves several samples: each takes layers that were not touched since, and jobs that do not count are done before
+//! it. Where nobody knows what a contestant computes on, layers rotate instead, in an order of their own for every
+//! process, and more than twice L3 goes through before the same layer comes again. *Warm* jobs take the layer of the
+//! job that did not count.
 //!
-//! **On a GPU** that both sides compute on the device's own clock counts ([`Watched`]): the host's says that it did not run fast, and the wait for the
-//! whole device that nothing ran outside of it. Programs that queue their runs behind a latch are timed by it too, less what a kernel
-//! that does nothing takes there ([`crate::contestant::blank`]). L2 is swept before a cold run, and layers rotate beyond it in the run. A planted
-//! slowdown is jobs more, which the clock has to find by itself.
+//! **On a GPU** that both sides compute on the device's own clock counts ([`Watched`]): the host's says that it did not
+//! run fast, and the wait for the whole device that nothing ran outside of it. Programs that queue their runs behind a
+//! latch are timed by it too, less what a kernel that does nothing takes there ([`crate::contestant::blank`]). L2 is
+//! swept before a cold run, and layers rotate beyond it in the run. A planted slowdown is jobs more, which the clock
+//! has to find by itself.
 //!
 //! **Checked after every sample**: no element of any output still holds the poison, some elements, each of a job drawn
 //! after the run, agree with the reference, and the inputs are as they were written. One sample in eight, drawn after
@@ -52,8 +55,8 @@ const BLANKS: usize = 9;
 const SAMPLE_TRIPS: f64 = 20.0;
 /// Timed elements of each side from which their errors are compared.
 const ENOUGH_ELEMENTS: u64 = 200;
-/// Bytes of inputs and outputs that all jobs of one sample have, about, at most: they are made and looked at one by one. On a GPU they take so little time
-/// that a sample needs more of them.
+/// Bytes of inputs and outputs that all jobs of one sample have, about, at most: they are made and looked at one by
+/// one. On a GPU they take so little time that a sample needs more of them.
 const SAMPLE_BYTES: f64 = (256u64 << 20) as f64;
 const SAMPLE_BYTES_ON_DEVICE: f64 = (1u64 << 30) as f64;
 /// A challenger's sample takes so many times as long as the champion's at most, where fewer jobs can help.
@@ -61,7 +64,8 @@ const SLOWER: f64 = 4.0;
 /// Samples of one side that one sweep serves at most, where it serves several, and the bytes of their layers.
 const SAMPLES_A_SWEEP: usize = 6;
 const LAYERS_BYTES: f64 = (64u64 << 20) as f64;
-/// Of timed outputs of our own code, which was compared whole in the examination, so many times fewer are compared whole as of a stranger's.
+/// Of timed outputs of our own code, which was compared whole in the examination, so many times fewer are compared
+/// whole as of a stranger's.
 const OWN_WHOLE: usize = 8;
 /// How much faster than the unit that the prober measures a processor's integer dot products are, at most.
 const INTEGER_FACTOR: f64 = 4.0;
@@ -88,7 +92,8 @@ pub struct Pool<'a> {
     device: Option<Watched>,
     /// The slowdown that is planted, as a fraction.
     plant: f64,
-    /// A GPU whose clock decides if both sides queue their runs, until that is known, and who then tells what is to be taken off.
+    /// A GPU whose clock decides if both sides queue their runs, until that is known, and who then tells what is to be
+    /// taken off.
     perhaps: Option<(Watched, Box<dyn Contestant>)>,
     /// Whether they do: who tells, once it was started.
     blank: Option<Box<dyn Session>>,
@@ -175,15 +180,16 @@ impl<'a> Pool<'a> {
         })
     }
 
-    /// Measures the processor's rates beside the contestants, so that what is faster than they allow is found, and sweeps
-    /// its caches. For contestants that compute on the processor.
+    /// Measures the processor's rates beside the contestants, so that what is faster than they allow is found, and
+    /// sweeps its caches. For contestants that compute on the processor.
     pub fn on_the_processor(mut self) -> Result<Self> {
         let (prober, threads) = (Prober::new()?, cpu::team(None)?);
         self.processor = Some(Processor { prober, threads, best: Ceilings { flops: 0.0, bytes: 0.0 } });
         Ok(self)
     }
 
-    /// Has the clock of a GPU decide, and its cache swept. For contestants that compute there, with tensors in its memory.
+    /// Has the clock of a GPU decide, and its cache swept. For contestants that compute there, with tensors in its
+    /// memory.
     pub fn on_device(mut self, device: Watched) -> Self {
         self.be_on_device(device);
         self
@@ -196,7 +202,8 @@ impl<'a> Pool<'a> {
         self.device = Some(device);
     }
 
-    /// Has the clock of a GPU decide if both sides queue their runs behind a latch there. What runs without jobs of `blank` take is taken off every run.
+    /// Has the clock of a GPU decide if both sides queue their runs behind a latch there. What runs without jobs of
+    /// `blank` take is taken off every run.
     pub fn perhaps_on_device(mut self, device: Watched, blank: Box<dyn Contestant>) -> Self {
         self.perhaps = Some((device, blank));
         self
@@ -302,8 +309,9 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
-    /// Meets a challenger on a shape for the first time: whoever is many times as slow does fewer jobs in a sample, or nobody would live to see its end. The round trip is
-    /// then a smaller part of its sample than of the champion's, by a twentieth at most, which is nothing beside that.
+    /// Meets a challenger on a shape for the first time: whoever is many times as slow does fewer jobs in a sample, or
+    /// nobody would live to see its end. The round trip is then a smaller part of its sample than of the champion's, by
+    /// a twentieth at most, which is nothing beside that.
     fn meet(&mut self) -> Result<(), Halt> {
         let mut fastest = f64::INFINITY;
         for _ in 0..2 {
@@ -340,8 +348,8 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
-    /// Measures what a run of a kernel that does nothing takes behind a latch, where that is to be taken off: without inputs, and with those of a sample, once
-    /// it is known how many jobs make one.
+    /// Measures what a run of a kernel that does nothing takes behind a latch, where that is to be taken off: without
+    /// inputs, and with those of a sample, once it is known how many jobs make one.
     fn take_blanks(&mut self) -> Result<(), Halt> {
         let (Some(session), Some(device)) = (&mut self.blank, &mut self.device) else { return Ok(()) };
         let ours = |fault: Fault| Halt::Error(Error::Blank { reason: fault.to_string() });
@@ -364,13 +372,15 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
-    /// Whether one sweep serves several samples of each side: layers that were not touched since are as cold for the last as for the first. Not with strangers,
-    /// who could fetch them beforehand in an earlier one. Reading through the caches takes far longer than a sample.
+    /// Whether one sweep serves several samples of each side: layers that were not touched since are as cold for the
+    /// last as for the first. Not with strangers, who could fetch them beforehand in an earlier one. Reading through
+    /// the caches takes far longer than a sample.
     fn sweep_serves_several(&self) -> bool {
         self.processor.is_some() && self.contestants.iter().all(|contestant| contestant.about().trusted)
     }
 
-    /// Cold layers for a sample, where one sweep serves several. Where none are left, both sides do a job that does not count, and the caches are swept.
+    /// Cold layers for a sample, where one sweep serves several. Where none are left, both sides do a job that does not
+    /// count, and the caches are swept.
     fn draw_untouched(&mut self, side: Side) -> Result<Vec<usize>, Halt> {
         let jobs = self.jobs(side)?;
         let ground = self.shapes[self.shape].as_ref().ok_or(Error::Samples)?;
@@ -425,8 +435,8 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
-    /// One run: a job that does not count, unless one sweep serves several samples, then fresh inputs and poison, the clock, and what is seen when
-    /// it stands.
+    /// One run: a job that does not count, unless one sweep serves several samples, then fresh inputs and poison, the
+    /// clock, and what is seen when it stands.
     fn swim(
         &mut self,
         side: Side,
@@ -596,8 +606,8 @@ impl<'a> Pool<'a> {
         Ok(stats::median(&seconds))
     }
 
-    /// Settles whose clock counts, when somebody has said hello for the first time: a GPU's where both sides queue, also where only one of them is here
-    /// now.
+    /// Settles whose clock counts, when somebody has said hello for the first time: a GPU's where both sides queue,
+    /// also where only one of them is here now.
     fn settle_clock(&mut self, sides: &mut [Box<dyn Session>; 2]) -> Result<(), Halt> {
         if let Some((device, blank)) = self.perhaps.take() {
             let [champion, challenger] = self.contestants;
@@ -624,7 +634,8 @@ impl<'a> Pool<'a> {
         Ok(())
     }
 
-    /// Starts who tells what is to be taken off. It is shown the least of a problem that there is, and looks at nothing of it but the latch.
+    /// Starts who tells what is to be taken off. It is shown the least of a problem that there is, and looks at nothing
+    /// of it but the latch.
     fn start_blank(&mut self, blank: &dyn Contestant) -> Result<Box<dyn Session>, Halt> {
         let lot = self.ground(0, 1, 0)?.lot;
         let ours = |fault: Fault| Halt::Error(Error::Blank { reason: fault.to_string() });

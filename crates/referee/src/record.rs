@@ -256,7 +256,8 @@ pub struct CourseReport {
     /// Seconds that were waited for neighbours to go.
     #[serde(default)]
     pub waited_seconds: f64,
-    /// Samples of champion and challenger that were taken again, because they had waited for a processor which others had.
+    /// Samples of champion and challenger that were taken again, because they had waited for a processor which others
+    /// had.
     #[serde(default)]
     pub retaken: [u64; 2],
     /// What stood around a stranger's process, and what did not; empty where nobody was a stranger.
@@ -296,9 +297,11 @@ pub struct DeviceReport {
     pub celsius: Option<[f64; 2]>,
     /// What held its clock down at some time.
     pub held_by: Vec<String>,
-    /// The most seconds that the whole device was waited for after a run's last event, or for which others were at work around it.
+    /// The most seconds that the whole device was waited for after a run's last event, or for which others were at work
+    /// around it.
     pub longest_wait: f64,
-    /// What a run of a kernel that does nothing takes behind a latch, where runs are queued behind one; taken off every run.
+    /// What a run of a kernel that does nothing takes behind a latch, where runs are queued behind one; taken off every
+    /// run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blank_seconds: Option<f64>,
 }

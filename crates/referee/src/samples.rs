@@ -13,7 +13,8 @@ const TEMPERATURES: usize = 2;
 pub struct Take {
     /// Seconds for one computation.
     pub seconds: f64,
-    /// Seconds of it, or more where several threads did, that it waited for a processor which others had, as far as the system tells.
+    /// Seconds of it, or more where several threads did, that it waited for a processor which others had, as far as the
+    /// system tells.
     pub waited: f64,
 }
 

@@ -6,8 +6,8 @@ use crate::stats::{median, student_quantile};
 
 /// Pairs of processes that are scouted. Their samples are not used for anything else.
 pub(crate) const PROCESSES: usize = 3;
-/// The part of what is left that each measurement may take: control, plant, what the fence costs, the duel and its repetition. What the
-/// first of them leave, since they stop early on a quiet machine, the last two share.
+/// The part of what is left that each measurement may take: control, plant, what the fence costs, the duel and its
+/// repetition. What the first of them leave, since they stop early on a quiet machine, the last two share.
 const SHARE: f64 = 0.2;
 /// Processes of the first look, where there is time for so many.
 const FIRST: usize = 6;
@@ -18,15 +18,16 @@ const HALF_A_PROCESS: f64 = 0.6;
 /// How many scouted processes' spread is taken to be too small by: three of them say little.
 const CAUTION: f64 = 1.25;
 
-/// Plans a sitting from what was scouted: the quartets of the champion against itself, `[process][shape][quartet]`, and how many
-/// seconds they took.
+/// Plans a sitting from what was scouted: the quartets of the champion against itself, `[process][shape][quartet]`, and
+/// how many seconds they took.
 pub(crate) fn plan(quartets: &[Vec<Vec<f64>>], seconds: f64, budget: f64, timing: &Timing) -> Scout {
     let mut spread = CAUTION * spread(quartets);
     let mut seconds_a_process = seconds / quartets.len().max(1) as f64;
     let mut quartets_per_process = timing.quartets_per_process;
     let left = (budget - seconds).max(0.0);
     let seconds_a_measurement = SHARE * left;
-    // Few processes say little of their spread, whatever each has measured: where there is no time for six they are shorter, and more.
+    // Few processes say little of their spread, whatever each has measured: where there is no time for six they are
+    // shorter, and more.
     while quartets_per_process.is_multiple_of(2) && seconds_a_measurement < FIRST as f64 * seconds_a_process {
         quartets_per_process /= 2;
         seconds_a_process *= HALF_A_PROCESS;
@@ -36,8 +37,8 @@ pub(crate) fn plan(quartets: &[Vec<Vec<f64>>], seconds: f64, budget: f64, timing
     let last = looks.last().map_or(FIRST, |quartets| quartets / quartets_per_process);
     let alpha = timing.alpha / looks.len().max(1) as f64;
     let half_width = student_quantile(1.0 - alpha / 2.0, last - 1) * spread / (last as f64).sqrt();
-    // What is to be seen has to clear an interval of its own and the control's, taken together (1.41 of one), what the control happens to
-    // show (0.3), and its own bad luck (0.3).
+    // What is to be seen has to clear an interval of its own and the control's, taken together (1.41 of one), what the
+    // control happens to show (0.3), and its own bad luck (0.3).
     let sees = (timing.least_margin + half_width).max(2.0 * half_width).exp_m1();
     Scout {
         budget_seconds: budget,
@@ -56,7 +57,8 @@ pub(crate) fn looks_within(seconds: f64, seconds_a_process: f64, quartets_per_pr
     looks(affordable.min(LAST)).iter().map(|processes| processes * quartets_per_process).collect()
 }
 
-/// Processes at which there is a look: doubling, from the first to what can be afforded. Three at least, whatever that takes.
+/// Processes at which there is a look: doubling, from the first to what can be afforded. Three at least, whatever that
+/// takes.
 fn looks(affordable: usize) -> Vec<usize> {
     let first = affordable.clamp(3, FIRST);
     let mut looks = vec![first];
@@ -66,7 +68,8 @@ fn looks(affordable: usize) -> Vec<usize> {
     looks
 }
 
-/// The standard deviation of a process's figure: what processes differ by, or what their own quartets would explain, if that is more.
+/// The standard deviation of a process's figure: what processes differ by, or what their own quartets would explain, if
+/// that is more.
 fn spread(quartets: &[Vec<Vec<f64>>]) -> f64 {
     let figure = |process: &Vec<Vec<f64>>| {
         let medians: Vec<f64> = process.iter().map(|shape| median(shape)).collect();

@@ -11,8 +11,9 @@ pub fn fresh() -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// A seed that follows from another and a path of numbers. Neither can the other be found from it, nor what lies on another path: a
-/// contestant sees numbers that were made from such seeds, and must not be able to compute the next ones.
+/// A seed that follows from another and a path of numbers. Neither can the other be found from it, nor what lies on
+/// another path: a contestant sees numbers that were made from such seeds, and must not be able to compute the next
+/// ones.
 pub fn derive(seed: u64, path: &[u64]) -> u64 {
     let mut hash = Sha256::new();
     hash.update(seed.to_le_bytes());

@@ -1,7 +1,8 @@
 //! Every number that the referee goes by, with its default and the reason for it.
 //!
-//! Nothing here is hidden in code: a season may override any of it in its file, and a sitting's record holds the settings
-//! that it was held under. The defaults were chosen by simulation (`docs/referee.md` has the figures), not by taste.
+//! Nothing here is hidden in code: a season may override any of it in its file, and a sitting's record holds the
+//! settings that it was held under. The defaults were chosen by simulation (`docs/referee.md` has the figures), not by
+//! taste.
 
 use serde::{Deserialize, Serialize};
 
@@ -47,8 +48,8 @@ pub struct Timing {
     pub alpha: f64,
     /// Quartets of every shape at which the evidence is looked at. Ascending multiples of `quartets_per_process`.
     pub looks: Vec<usize>,
-    /// Quartets of every shape that one pair of fresh processes swims. Few, because what differs from process to process
-    /// (where memory fell, which pages are huge) is only averaged over processes.
+    /// Quartets of every shape that one pair of fresh processes swims. Few, because what differs from process to
+    /// process (where memory fell, which pages are huge) is only averaged over processes.
     pub quartets_per_process: usize,
     /// How the bootstrap becomes an interval. Plain percentiles cost a good referee's name where processes differ.
     pub interval: Interval,
@@ -67,17 +68,20 @@ pub struct Timing {
     pub control_tolerance: f64,
     /// The margin beyond which a sitting is void, as a fraction: one that hardly anybody could clear settles nothing.
     pub widest_margin: f64,
-    /// How much longer the champion may take beside the challenger than beside itself, as a fraction, before something must have slowed it.
+    /// How much longer the champion may take beside the challenger than beside itself, as a fraction, before something
+    /// must have slowed it.
     pub champion_tolerance: f64,
     /// How much of the processors others may use before a budget is spent on waiting, as a fraction.
     pub busy: f64,
-    /// How far from its true size the planted slowdown may be measured, as a fraction, if its interval misses the truth.
+    /// How far from its true size the planted slowdown may be measured, as a fraction, if its interval misses the
+    /// truth.
     pub plant_tolerance: f64,
     /// Ticks of the clock that a sample takes at least.
     pub sample_ticks: f64,
     /// Seconds that a sample takes at least.
     pub sample_seconds: f64,
-    /// The part of a sample that its threads may have waited for a processor which others had, before it is taken again.
+    /// The part of a sample that its threads may have waited for a processor which others had, before it is taken
+    /// again.
     pub waiting: f64,
     /// How often one sample is taken again at most.
     pub retakes: usize,
@@ -90,8 +94,8 @@ pub struct Timing {
     pub cache_bytes: u64,
     /// Layers that rotate at most: a tiny problem cannot fill a cache, and its record says so.
     pub most_layers: usize,
-    /// How far below the machine's floor a time may lie before something must have cheated, as a fraction. Shared machines
-    /// change their speed by so much between the probe and the sample.
+    /// How far below the machine's floor a time may lie before something must have cheated, as a fraction. Shared
+    /// machines change their speed by so much between the probe and the sample.
     pub floor_tolerance: f64,
     /// The temperature of the weights that decides; the other is reported.
     pub decides: Temperature,
@@ -182,14 +186,16 @@ impl Timing {
 pub struct Checking {
     /// Shapes drawn from the seed that are in no list.
     pub held_out: usize,
-    /// Of edges of another kind than all of the season's problems (another gate or type of result), one in so many is asked, drawn from the
-    /// seed; 1 asks all. Each is a kernel of its own on a GPU, which takes its driver a second to compile.
+    /// Of edges of another kind than all of the season's problems (another gate or type of result), one in so many is
+    /// asked, drawn from the seed; 1 asks all. Each is a kernel of its own on a GPU, which takes its driver a second to
+    /// compile.
     pub other_edges: usize,
     /// Elements of every timed output that are computed in float64, chosen after the run.
     pub elements: usize,
     /// One timed sample in so many is checked whole, chosen after the run.
     pub whole_every: usize,
-    /// How many times the champion's error against float64 a challenger may have, as root mean square of error over bound.
+    /// How many times the champion's error against float64 a challenger may have, as root mean square of error over
+    /// bound.
     pub precision_multiple: f64,
 }
 
@@ -199,8 +205,8 @@ impl Default for Checking {
     }
 }
 
-/// Names and meanings of the settings of one section (`timing`, `checking`, `limits`), from the comments on their fields: they are
-/// written once.
+/// Names and meanings of the settings of one section (`timing`, `checking`, `limits`), from the comments on their
+/// fields: they are written once.
 pub fn meanings(section: &str) -> Vec<(String, String)> {
     let source = concat!(include_str!("settings.rs"), include_str!("contestant/limits.rs"));
     let mut meanings = Vec::new();

@@ -10,12 +10,13 @@
 //! four samples cancels. A shape's figure is the median of its quartets, which a few disturbed ones do not move; the
 //! geomean's is the mean of its shapes'. Below zero is faster; speedup = exp(−d).
 //!
-//! **The interval** comes from a bootstrap of processes: they are drawn with replacement, each with all of its quartets, the same for all
-//! shapes because what a process is dealt (where its memory fell) it is dealt for all of them. What quartets of a process differ by
-//! is in what processes differ by; to draw quartets too would count it twice, which on a noisy machine makes intervals half as wide again. Its plain percentiles are too narrow where processes differ and are few: six of them, drawn from six, have 5/6 of the
-//! variance, and percentiles know nothing of Student. So by default only the bootstrap's spread is used, estimate ±
-//! 1.1·t(P − 1)·√(P/(P − 1))·spread. [`crate::calibration`] says what
-//! either is worth; [`Interval`] chooses.
+//! **The interval** comes from a bootstrap of processes: they are drawn with replacement, each with all of its
+//! quartets, the same for all shapes because what a process is dealt (where its memory fell) it is dealt for all of
+//! them. What quartets of a process differ by is in what processes differ by; to draw quartets too would count it
+//! twice, which on a noisy machine makes intervals half as wide again. Its plain percentiles are too narrow where
+//! processes differ and are few: six of them, drawn from six, have 5/6 of the variance, and percentiles know nothing of
+//! Student. So by default only the bootstrap's spread is used, estimate ± 1.1·t(P − 1)·√(P/(P − 1))·spread.
+//! [`crate::calibration`] says what either is worth; [`Interval`] chooses.
 
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -41,7 +42,8 @@ impl Quartets {
         Self { shapes, a_process: quartets_per_process, values: Vec::new() }
     }
 
-    /// Adds a process: the quartets of each shape in turn. Says whether it was complete and finite; if not, nothing was added.
+    /// Adds a process: the quartets of each shape in turn. Says whether it was complete and finite; if not, nothing was
+    /// added.
     #[must_use]
     pub fn push(&mut self, process: &[Vec<f64>]) -> bool {
         let complete = process.len() == self.shapes
@@ -107,7 +109,8 @@ pub enum Interval {
     Percentiles,
 }
 
-/// What the spread of medians of few processes is too small by: without it 96.3 to 97.1 % of shapes' intervals hold the truth where processes are alike and 97.5 % are promised.
+/// What the spread of medians of few processes is too small by: without it 96.3 to 97.1 % of shapes' intervals hold the
+/// truth where processes are alike and 97.5 % are promised.
 const SHORTFALL: f64 = 1.1;
 
 /// How sure to be, and how to find out.
@@ -172,8 +175,8 @@ fn percentiles(deviations: &mut [f64], alpha: f64) -> f64 {
     0.5 * (deviations[last - cut] - deviations[cut])
 }
 
-/// A shape's quartets, sorted, and for each in its old place the place it has now. With it a resample is a row of counts,
-/// and its median is found by counting up to the middle: no resample is ever sorted.
+/// A shape's quartets, sorted, and for each in its old place the place it has now. With it a resample is a row of
+/// counts, and its median is found by counting up to the middle: no resample is ever sorted.
 struct Ranked {
     sorted: Vec<f64>,
     rank: Vec<u32>,
@@ -341,7 +344,8 @@ mod tests {
         let offsets = [-0.02, 0.01, 0.0, 0.02, -0.01, 0.005];
         let few = table(6, |process, _, _| offsets[process]);
         let analysis = analyse(&few, method(2000), 3);
-        // Four equal quartets a process add nothing: the interval is wider than four times as many processes would have.
+        // Four equal quartets a process add nothing: the interval is wider than four times as many processes would
+        // have.
         let many = table(24, |process, _, _| offsets[process % 6]);
         assert!(analysis.geomean.half_width > 2.0 * analyse(&many, method(2000), 3).geomean.half_width);
     }

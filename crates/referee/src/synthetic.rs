@@ -1,8 +1,8 @@
 //! A course with a known truth: seconds drawn from a model of a machine instead of a clock, so that the referee can be
 //! judged by thousands of sittings in seconds.
 //!
-//! A sample is the product of a base time, the pairing's true ratio, what the process was dealt (half of it common to all
-//! shapes, half the shape's own), noise, now and then a spike, a drift, and the phase that the machine is in.
+//! A sample is the product of a base time, the pairing's true ratio, what the process was dealt (half of it common to
+//! all shapes, half the shape's own), noise, now and then a spike, a drift, and the phase that the machine is in.
 
 use fastrand::Rng;
 

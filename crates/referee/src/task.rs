@@ -1,7 +1,8 @@
 //! What the referee asks and times, whatever the operation: tensors by name, and a task that makes and judges them.
 //!
 //! An operation is a set of tasks. A [`Task`] makes numbers from a seed and says what should come out of them; the
-//! referee lays them out, poisons outputs, runs the clock and compares. It knows bytes, names and shapes, and nothing of what they mean.
+//! referee lays them out, poisons outputs, runs the clock and compares. It knows bytes, names and shapes, and nothing
+//! of what they mean.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -1,12 +1,14 @@
 //! Correct first: the examination that everyone passes before any clock starts.
 //!
-//! **What is asked** is the operation's: edges, the season's own problems with every kind of numbers, and shapes drawn from the seed that are
-//! in no list. All numbers come from a seed that the operating system gave and that is told afterwards.
+//! **What is asked** is the operation's: edges, the season's own problems with every kind of numbers, and shapes drawn
+//! from the seed that are in no list. All numbers come from a seed that the operating system gave and that is told
+//! afterwards.
 //!
-//! **How it is asked.** Each problem is run three times in the same buffers: twice with the same inputs into outputs that
-//! were filled with two different poisons, so that an element nobody writes shows; then with the input rewritten in
-//! place, both sets of constants in one run, so that what was remembered by address or from before is wrong. Inputs are
-//! compared with the referee's own copy after every run. Whoever says that it is deterministic must give the same bits.
+//! **How it is asked.** Each problem is run three times in the same buffers: twice with the same inputs into outputs
+//! that were filled with two different poisons, so that an element nobody writes shows; then with the input rewritten
+//! in place, both sets of constants in one run, so that what was remembered by address or from before is wrong. Inputs
+//! are compared with the referee's own copy after every run. Whoever says that it is deterministic must give the same
+//! bits.
 //!
 //! **How it is judged.** Against the operation's reference in double precision, by its own rule of what is near enough.
 //!
@@ -31,8 +33,9 @@ use crate::{Error, Result};
 
 /// Wrong problems after which an examination ends: more would say nothing new.
 const ENOUGH: usize = 5;
-/// Examines contestants on these questions, beside each other. A fault, or many wrong results, of the first of them ends it for
-/// all: whoever is examined beside another is there for comparison. Whoever of the others is found wrong is asked no more.
+/// Examines contestants on these questions, beside each other. A fault, or many wrong results, of the first of them
+/// ends it for all: whoever is examined beside another is there for comparison. Whoever of the others is found wrong is
+/// asked no more.
 pub fn examine<const N: usize>(
     contestants: [&dyn Contestant; N],
     questions: &[Arc<dyn Task>],
@@ -152,7 +155,8 @@ struct Question<'a> {
     expected: [OnceCell<Box<dyn Expected>>; 3],
 }
 
-/// Which set of constants and which input make what comes out: the first of each, the first with the second input, the second of each.
+/// Which set of constants and which input make what comes out: the first of each, the first with the second input, the
+/// second of each.
 const PAIRS: [(usize, usize); 3] = [(0, 0), (0, 1), (1, 1)];
 
 impl<'a> Question<'a> {
@@ -296,8 +300,8 @@ impl Hearing<'_, '_> {
     }
 }
 
-/// The first element that holds its run's poison and something else in the other run. A result that happens to look like a
-/// poison looks the same in both.
+/// The first element that holds its run's poison and something else in the other run. A result that happens to look
+/// like a poison looks the same in both.
 fn unwritten(ones: &[Vec<u8>], sevens: &[Vec<u8>], specs: &[Spec]) -> Option<usize> {
     let filled = |bytes: &[u8], poison: Poison| bytes.iter().all(|&byte| byte == poison.byte());
     let elements = |((a, b), spec): ((&'_ Vec<u8>, &'_ Vec<u8>), &Spec)| {

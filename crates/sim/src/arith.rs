@@ -1,5 +1,5 @@
-//! Arithmetic on the bits of one lane, type by type; and of all lanes at once, where what kernels do most is written out for words of
-//! 32 bits, so that the choice is made once for all lanes and the compiler can take several at a time.
+//! Arithmetic on the bits of one lane, type by type; and of all lanes at once, where what kernels do most is written
+//! out for words of 32 bits, so that the choice is made once for all lanes and the compiler can take several at a time.
 //!
 //! Rounding follows PTX: floats to nearest even unless the mode says otherwise, fused where the instruction says so.
 //! The approximate functions (ex2, rcp, sin and others) give the correctly rounded value, from which hardware may

@@ -1,4 +1,5 @@
-//! Barriers: in shared memory (arrivals and bytes, by phases), named hardware barriers of a block, the barrier of a cluster.
+//! Barriers: in shared memory (arrivals and bytes, by phases), named hardware barriers of a block, the barrier of a
+//! cluster.
 
 use crate::clock::{Clock, Knowledge};
 use crate::error::FaultKind;
@@ -58,8 +59,8 @@ pub(crate) struct Mbarrier {
     pub(crate) init_lane: u32,
     /// Whether a fence has made the initialisation visible to asynchronous work.
     pub(crate) published: bool,
-    /// The threads that have released the initialisation to the cluster by fence.mbarrier_init. Whoever comes after that, however
-    /// it learnt of it, knows the barrier.
+    /// The threads that have released the initialisation to the cluster by fence.mbarrier_init. Whoever comes after
+    /// that, however it learnt of it, knows the barrier.
     pub(crate) released: Vec<Stamp>,
     gathering: Published,
     pub(crate) done: Published,

@@ -133,7 +133,8 @@ impl Core<'_> {
 pub(crate) struct Cluster {
     pub(crate) index: u32,
     pub(crate) blocks: Vec<Block>,
-    /// Work in flight, in the order in which it was issued; by reference, since any of it may be the next to be taken out.
+    /// Work in flight, in the order in which it was issued; by reference, since any of it may be the next to be taken
+    /// out.
     #[expect(clippy::vec_box, reason = "those behind one that is taken out move up, and there can be a thousand")]
     pub(crate) jobs: Vec<Box<Job>>,
     pub(crate) barrier: ClusterBarrier,

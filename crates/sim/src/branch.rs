@@ -1,11 +1,12 @@
 //! Mutants that begin where they differ.
 //!
-//! A mutant does what its original does up to the first instruction that the mistake touches, and beyond, as long as the mistake comes to
-//! nothing there: a guard is left out that holds in all lanes, or an instruction whose guard holds in none. So the original runs once, as a
-//! *trunk* that stops before each such instruction, and the mutants that would do something else there go on from copies of the machine as it
-//! is, in which positions in the body and places of registers have become the mutant's. Mutants whose mistake never shows end as
-//! the original does. What is found is the same as in a run from the start, to the last word of a fault; where that is not certain (a mutant
-//! that needs other bookkeeping, or a change of branches after it has mattered where branches lead), there is a run from the start.
+//! A mutant does what its original does up to the first instruction that the mistake touches, and beyond, as long as
+//! the mistake comes to nothing there: a guard is left out that holds in all lanes, or an instruction whose guard holds
+//! in none. So the original runs once, as a *trunk* that stops before each such instruction, and the mutants that would
+//! do something else there go on from copies of the machine as it is, in which positions in the body and places of
+//! registers have become the mutant's. Mutants whose mistake never shows end as the original does. What is found is the
+//! same as in a run from the start, to the last word of a fault; where that is not certain (a mutant that needs other
+//! bookkeeping, or a change of branches after it has mattered where branches lead), there is a run from the start.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -48,7 +49,8 @@ impl Change {
         }
     }
 
-    /// Where somebody stands in the mutant who stands before an instruction of the original, the change having made no difference so far.
+    /// Where somebody stands in the mutant who stands before an instruction of the original, the change having made no
+    /// difference so far.
     fn standing(&self, pc: u32) -> u32 {
         if pc <= self.old.start { pc } else { self.shifted(pc) }
     }
@@ -57,8 +59,8 @@ impl Change {
         (pc + self.new.end).wrapping_sub(self.old.end)
     }
 
-    /// The instructions of the original before which the mutant may have to begin: those that are changed, or come right behind what is
-    /// put in, those that lead into them, and waits that turn into others by the change.
+    /// The instructions of the original before which the mutant may have to begin: those that are changed, or come
+    /// right behind what is put in, those that lead into them, and waits that turn into others by the change.
     fn stops(&self, old: &Program<'_>, new: &Program<'_>) -> Vec<u32> {
         let changed = self.old.start..self.old.end.max(self.old.start + 1);
         let leads_in = |instr: &Instr| match instr.op {
@@ -72,7 +74,8 @@ impl Change {
     }
 }
 
-/// Mutants of a kernel, made ready to run as often as they are needed: see [`Gpu::run_mutants`](crate::Gpu::run_mutants).
+/// Mutants of a kernel, made ready to run as often as they are needed: see
+/// [`Gpu::run_mutants`](crate::Gpu::run_mutants).
 #[derive(Debug)]
 pub struct Mutants<'k> {
     pub(crate) original: &'k Kernel,
@@ -129,9 +132,9 @@ impl<'k> Branch<'k> {
         !(self.steers && machine.core.looked_ahead)
     }
 
-    /// Whether the warp that stands before an instruction of the original would do there in the mutant exactly what it will do: the mistake
-    /// is in a guard that comes to the same, or in an instruction that no lane executes, or operands are mistaken for others that
-    /// have the same values.
+    /// Whether the warp that stands before an instruction of the original would do there in the mutant exactly what it
+    /// will do: the mistake is in a guard that comes to the same, or in an instruction that no lane executes, or
+    /// operands are mistaken for others that have the same values.
     fn changes_nothing(&self, machine: &Machine<'k>, pc: u32) -> bool {
         let part = |kernel: &'k Kernel, range: &Range<u32>| &kernel.body[range.start as usize..range.end as usize];
         let (old, new) = (part(self.original.kernel, &self.change.old), part(self.program.kernel, &self.change.new));
@@ -156,7 +159,8 @@ impl<'k> Branch<'k> {
         }
     }
 
-    /// Makes a machine that runs the original, and to which the change has made no difference yet, one that runs the mutant.
+    /// Makes a machine that runs the original, and to which the change has made no difference yet, one that runs the
+    /// mutant.
     pub(crate) fn take_over(&self, machine: &mut Machine<'k>) {
         machine.core.stops = None;
         machine.core.program = self.program.clone();
@@ -242,8 +246,8 @@ fn alike(warp: &Warp, mask: u32, old: &Op, new: &Op) -> bool {
     }
 }
 
-/// Runs the original, and mutants from where each begins; hands over each mutant that has come to its end, by number. Those that are not
-/// handed over need a run of their own.
+/// Runs the original, and mutants from where each begins; hands over each mutant that has come to its end, by number.
+/// Those that are not handed over need a run of their own.
 pub(crate) fn run_all<'k>(
     trunk: Machine<'k>,
     mut branches: Vec<(usize, &Branch<'k>)>,
@@ -283,8 +287,8 @@ pub(crate) fn run_all<'k>(
     }
 }
 
-/// Whether what a machine keeps beside positions and places is the same for both: how finely accesses are told apart, which slots threads
-/// have, and of which registers it is noted who uses them.
+/// Whether what a machine keeps beside positions and places is the same for both: how finely accesses are told apart,
+/// which slots threads have, and of which registers it is noted who uses them.
 fn keeps_alike(original: &Program<'_>, mutant: &Program<'_>) -> bool {
     let (old, new) = (original.kernel, mutant.kernel);
     let owned: Vec<_> = multiplied_by(old).collect();

@@ -1,10 +1,10 @@
 //! Who knows what has happened.
 //!
-//! Every source of memory accesses has a *slot*: each thread, each warpgroup's tensor-core queue, each barrier's incoming
-//! bytes, each thread's bulk stores. A slot counts upwards; an access is stamped with its slot's count. A [`Clock`] says, for
-//! each slot, up to which count its owner knows the work to be done: an access is ordered before an observer exactly
-//! if the observer's clock has reached its stamp. Clocks travel through barriers, fences and flags, by taking the larger count
-//! slot by slot.
+//! Every source of memory accesses has a *slot*: each thread, each warpgroup's tensor-core queue, each barrier's
+//! incoming bytes, each thread's bulk stores. A slot counts upwards; an access is stamped with its slot's count. A
+//! [`Clock`] says, for each slot, up to which count its owner knows the work to be done: an access is ordered before an
+//! observer exactly if the observer's clock has reached its stamp. Clocks travel through barriers, fences and flags, by
+//! taking the larger count slot by slot.
 //!
 //! Slots are numbered within a cluster of blocks, where nearly all synchronisation happens; what is known of other
 //! clusters (through flags in global memory) is kept beside, and is usually nothing.
@@ -136,8 +136,8 @@ impl Clock {
     }
 }
 
-/// What a thread knows, in four grades. They differ because a synchronisation may order threads without ordering what the
-/// copy engine and the tensor cores, which reach memory by another way (the *async proxy*), see of their writes.
+/// What a thread knows, in four grades. They differ because a synchronisation may order threads without ordering what
+/// the copy engine and the tensor cores, which reach memory by another way (the *async proxy*), see of their writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Knowledge {
     /// Accesses whose effects this thread sees.
@@ -187,8 +187,8 @@ impl Knowledge {
     }
 }
 
-/// Records of which a warp knows every lane's write, and every lane's read, to be ordered before whatever it does: some that were found
-/// to be so. Knowledge grows, so they remain so, until their names are given to others.
+/// Records of which a warp knows every lane's write, and every lane's read, to be ordered before whatever it does: some
+/// that were found to be so. Knowledge grows, so they remain so, until their names are given to others.
 #[derive(Clone, Debug)]
 pub(crate) struct Cleared([[Cell<u32>; Self::PLACES]; 2]);
 

@@ -1,5 +1,5 @@
-//! The columns of a multiprocessor's tensor memory: those of all blocks that it holds. What is in them is each block's own business, since nobody
-//! may read what another has left there; who has which is not.
+//! The columns of a multiprocessor's tensor memory: those of all blocks that it holds. What is in them is each block's
+//! own business, since nobody may read what another has left there; who has which is not.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,7 +21,8 @@ pub(crate) struct Lease {
     taken: bool,
 }
 
-/// Copies of who has what, by where the originals are: blocks that share a multiprocessor share its copy, and with nobody else.
+/// Copies of who has what, by where the originals are: blocks that share a multiprocessor share its copy, and with
+/// nobody else.
 #[derive(Default)]
 pub(crate) struct Copies(BTreeMap<*const RefCell<Vec<Lease>>, Columns>);
 

@@ -1,8 +1,8 @@
 //! What can go wrong with a kernel, with enough of a trace to find it.
 //!
-//! A [`Fault`] is a typed [`FaultKind`], the [`Site`] where it showed (block, warp, lanes, instruction, phase), the last steps of
-//! that block, and the [`Schedule`] that led there: running the same kernel with the same inputs under that schedule
-//! leads there again.
+//! A [`Fault`] is a typed [`FaultKind`], the [`Site`] where it showed (block, warp, lanes, instruction, phase), the
+//! last steps of that block, and the [`Schedule`] that led there: running the same kernel with the same inputs under
+//! that schedule leads there again.
 
 use std::fmt;
 
@@ -257,7 +257,8 @@ pub enum FaultKind {
         /// What usually orders such a pair.
         remedy: &'static str,
     },
-    /// Bytes were read that nobody wrote, and what came of them was used: as an address, to decide something, or as a result.
+    /// Bytes were read that nobody wrote, and what came of them was used: as an address, to decide something, or as a
+    /// result.
     #[error("read of {place}, of which byte {byte} was never written, and use of what came of it")]
     Uninitialised {
         /// The bytes.
@@ -320,7 +321,7 @@ pub enum FaultKind {
         wanted: u64,
     },
     /// An operand out of its range.
-    #[error("{what} is {found}; the hardware wants {wanted}")]
+    #[error("{what}: {found}; expected {wanted}")]
     BadOperand {
         /// The operand.
         what: &'static str,

@@ -86,8 +86,8 @@ pub struct Tried {
 /// Instructions whose mutants are tried together: what they have in common is run once, and each of them is a kernel.
 const TOGETHER: usize = 32;
 
-/// Tries every [mutant](mutate::mutants) of a kernel under the schedules, until one catches it, on as many cores as there
-/// are. Of the kernel itself nothing must be found.
+/// Tries every [mutant](mutate::mutants) of a kernel under the schedules, until one catches it, on as many cores as
+/// there are. Of the kernel itself nothing must be found.
 pub fn try_mutants(
     kernel: &Kernel,
     schedules: &[Schedule],
@@ -109,8 +109,8 @@ pub fn try_mutants(
     tried.into_iter().flatten().collect()
 }
 
-/// Runs a kernel under each schedule, on a fresh device from `prepare`, and has `verify` judge what it left in memory. Stops at
-/// the first thing found; gives the profile of the last run if nothing is.
+/// Runs a kernel under each schedule, on a fresh device from `prepare`, and has `verify` judge what it left in memory.
+/// Stops at the first thing found; gives the profile of the last run if nothing is.
 pub fn explore(
     kernel: &Kernel,
     schedules: &[Schedule],

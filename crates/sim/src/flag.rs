@@ -1,8 +1,8 @@
 //! Words in memory by which threads tell each other something: strong stores and atomics, and the loads that see them.
 //!
-//! A strong store hands on what its thread knows, if it releases or follows a fence, to those who are in its scope and have it
-//! in theirs. And it does not replace the value before it for everybody at once: who has not learnt of it may see that one
-//! for a while, however much newer things it has seen elsewhere. So a flag remembers its last few values.
+//! A strong store hands on what its thread knows, if it releases or follows a fence, to those who are in its scope and
+//! have it in theirs. And it does not replace the value before it for everybody at once: who has not learnt of it may
+//! see that one for a while, however much newer things it has seen elsewhere. So a flag remembers its last few values.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -120,8 +120,8 @@ impl Flag {
         self.versions.back().map_or(&[], |newest| &newest.published)
     }
 
-    /// How many values, counted from the newest, a thread may see: one at least, and none older than one that it has seen or
-    /// whose writer it has learnt of.
+    /// How many values, counted from the newest, a thread may see: one at least, and none older than one that it has
+    /// seen or whose writer it has learnt of.
     pub(crate) fn visible(&self, thread: (u32, u32), knows: impl Fn(Stamp) -> bool) -> usize {
         let sight = self.seen.get(&thread).copied().unwrap_or_default();
         if sight.stale >= PATIENCE {

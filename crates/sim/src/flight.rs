@@ -1,7 +1,9 @@
-//! Work in flight beside the threads: copies and multiplications that were issued and complete when the schedule says so.
+//! Work in flight beside the threads: copies and multiplications that were issued and complete when the schedule says
+//! so.
 //!
-//! What a piece of work may touch was checked when it was issued. Completing it moves the bytes and tells whoever counts:
-//! a barrier for copies into shared memory, the issuing thread's groups for stores, the warpgroup for multiplications.
+//! What a piece of work may touch was checked when it was issued. Completing it moves the bytes and tells whoever
+//! counts: a barrier for copies into shared memory, the issuing thread's groups for stores, the warpgroup for
+//! multiplications.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -218,7 +220,8 @@ impl Warpgroup {
     }
 }
 
-/// The shared addresses of the sixteen-byte pieces of a multiplication's operands in each block: of A, and of its part of B.
+/// The shared addresses of the sixteen-byte pieces of a multiplication's operands in each block: of A, and of its part
+/// of B.
 #[derive(Clone, Debug)]
 pub(crate) struct Pieces {
     pub(crate) a: Vec<u32>,

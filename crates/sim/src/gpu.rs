@@ -61,7 +61,8 @@ impl Gpu {
         place.into_iter().for_each(|place| place.copy_from_slice(bytes));
     }
 
-    /// Declares a buffer to be what the preceding grid writes: the kernel may touch it only after `griddepcontrol.wait`.
+    /// Declares a buffer to be what the preceding grid writes: the kernel may touch it only after
+    /// `griddepcontrol.wait`.
     pub fn await_predecessor(&mut self, buffer: Buffer) {
         let found = self.memory.buffers.iter_mut().find(|contents| contents.address == buffer.address);
         found.into_iter().for_each(|contents| contents.awaited = true);
@@ -90,12 +91,13 @@ impl Gpu {
         (0..contents.data.len() / 4).map(value).collect()
     }
 
-    /// Runs kernels of which each may begin before its predecessor has ended (programmatic dependent launch). What an earlier one
-    /// has written, or still reads, may be touched only behind `griddepcontrol.wait`; and that tells of the grids before the
-    /// predecessor only if the predecessor has waited, too. A predecessor whose blocks wait before they let the next grid begin
-    /// tells it of the grids before itself without a wait.
+    /// Runs kernels of which each may begin before its predecessor has ended (programmatic dependent launch). What an
+    /// earlier one has written, or still reads, may be touched only behind `griddepcontrol.wait`; and that tells of the
+    /// grids before the predecessor only if the predecessor has waited, too. A predecessor whose blocks wait before
+    /// they let the next grid begin tells it of the grids before itself without a wait.
     ///
-    /// A kernel that runs without a fault is still one too few if [`Kernel::check`] says that no GPU would take it: that is a fault, too.
+    /// A kernel that runs without a fault is still one too few if [`Kernel::check`] says that no GPU would take it:
+    /// that is a fault, too.
     pub fn run_sequence(
         &mut self,
         sequence: &[(&Kernel, &Invocation)],
@@ -142,9 +144,10 @@ impl Gpu {
         (found, ended.then(|| machine.profiles.pop()).flatten())
     }
 
-    /// Runs some mutants of a kernel, by number, each as [`Gpu::run_sequence`] would, in the kernel's place in a sequence (wherever that
-    /// refers to the original itself) and on a device like this; has `judge` look at the device and the profiles, or at the fault, and
-    /// gives what it says of each. What mutants have in common with the original is run once for all of them.
+    /// Runs some mutants of a kernel, by number, each as [`Gpu::run_sequence`] would, in the kernel's place in a
+    /// sequence (wherever that refers to the original itself) and on a device like this; has `judge` look at the device
+    /// and the profiles, or at the fault, and gives what it says of each. What mutants have in common with the original
+    /// is run once for all of them.
     pub fn run_mutants<'k, T>(
         &self,
         sequence: &[(&'k Kernel, &'k Invocation)],

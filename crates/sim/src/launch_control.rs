@@ -1,5 +1,6 @@
-//! The answers of cluster launch control: what a cluster is told that asked for the work of one that has not begun. What the sixteen bytes mean
-//! is the hardware's own; here they are a mark, whether a cluster was cancelled, and where its first block is in the grid.
+//! The answers of cluster launch control: what a cluster is told that asked for the work of one that has not begun.
+//! What the sixteen bytes mean is the hardware's own; here they are a mark, whether a cluster was cancelled, and where
+//! its first block is in the grid.
 
 /// Bytes of an answer.
 pub(crate) const BYTES: u32 = 16;

@@ -22,7 +22,8 @@ pub struct Limits {
     pub gpcs: [u32; 8],
     /// Blocks a cluster may have.
     pub cluster_blocks: u32,
-    /// Instructions, counted by warp, after which a run is given up. A GPU has no such limit; a broken kernel needs one.
+    /// Instructions, counted by warp, after which a run is given up. A GPU has no such limit; a broken kernel needs
+    /// one.
     pub instructions: u64,
 }
 
@@ -58,8 +59,9 @@ impl Limits {
         clusters.max(1)
     }
 
-    /// Blocks of a kernel that a multiprocessor can hold, by shared memory and threads. It has as much shared memory as a block may have, and what a
-    /// block costs besides. Registers are the assembler's to say: what the kernel declares is what it leaves room for.
+    /// Blocks of a kernel that a multiprocessor can hold, by shared memory and threads. It has as much shared memory as
+    /// a block may have, and what a block costs besides. Registers are the assembler's to say: what the kernel declares
+    /// is what it leaves room for.
     pub(crate) fn residents(&self, kernel: &Kernel) -> u32 {
         let by_shared = (self.shared_bytes + BLOCK_SHARED) / (kernel.shared_bytes() + BLOCK_SHARED);
         let by_threads = kernel.target.resident_threads() / kernel.launch.threads.max(1);
@@ -78,19 +80,19 @@ impl Limits {
 pub enum Rules {
     /// Theirs. What threads have read of global memory may be overwritten by a copy without a proxy fence; and to
     /// overwrite what was read, or what another copy wrote, it is enough that it is over, told by however relaxed a
-    /// barrier, of whatever scope. What threads have fenced for the whole device may be told of by any thread that
-    /// they then meet at a barrier of the block. Tensor memory is allocated from its first column on, for a block
-    /// that has a multiprocessor to itself, and given back by any warp behind any barrier; it needs no tcgen05 fences,
-    /// its loads' registers may be used before they are waited for, and the address that an allocation leaves may be read
-    /// behind any barrier, and overwritten by a copy. Barriers whose
-    /// initialisation is known may be used by copies without a fence, threads may store what another one has stored
-    /// there, the warps of a warpgroup need not meet between changes of their registers, and a block may end before its
-    /// stores are read.
+    /// barrier, of whatever scope. What threads have fenced for the whole device may be told of by any thread that they
+    /// then meet at a barrier of the block. Tensor memory is allocated from its first column on, for a block that has a
+    /// multiprocessor to itself, and given back by any warp behind any barrier; it needs no tcgen05 fences, its loads'
+    /// registers may be used before they are waited for, and the address that an allocation leaves may be read behind
+    /// any barrier, and overwritten by a copy. Barriers whose initialisation is known may be used by copies without a
+    /// fence, threads may store what another one has stored there, the warps of a warpgroup need not meet between
+    /// changes of their registers, and a block may end before its stores are read.
     #[default]
     Practice,
-    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between proxies; barriers are
-    /// published by a fence of the thread that initialised them. Tensor memory is
-    /// wherever the allocation says, shared with other blocks that the multiprocessor has room for, and given back by the warp that allocated it, between the fences of every access.
+    /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between
+    /// proxies; barriers are published by a fence of the thread that initialised them. Tensor memory is wherever the
+    /// allocation says, shared with other blocks that the multiprocessor has room for, and given back by the warp that
+    /// allocated it, between the fences of every access.
     Letter,
 }
 

@@ -24,7 +24,8 @@ use crate::race::{Log, Record};
 use crate::schedule::{Choice, Chooser, Schedule};
 use crate::warp::{Rest, Wait, Warp};
 
-/// Instructions without any change after which a run is given up: far more than any polling loop needs while others work.
+/// Instructions without any change after which a run is given up: far more than any polling loop needs while others
+/// work.
 const PATIENCE: u64 = 400_000;
 
 /// Instructions without any change after which a warp's turn ends.
@@ -234,7 +235,8 @@ impl<'k> Machine<'k> {
                 return Err(self.core.fault(self.core.deadlock(&self.running[chosen]), None, Vec::new()));
             }
             if self.running[chosen].running() {
-                // The extremes stay with the first or last cluster; going round lets those that poll others' flags be served.
+                // The extremes stay with the first or last cluster; going round lets those that poll others' flags be
+                // served.
                 self.running.rotate_left(1);
             } else {
                 self.running.remove(chosen);
@@ -282,7 +284,8 @@ impl<'k> Core<'k> {
         let [x, y, z] = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster_shape[axis]);
         self.waiting = self.chooser.starts(x * y * z).into();
         self.room = limits.clusters(self.cluster_shape.iter().product()) as usize;
-        // Where clusters do the work of others, how many begin is the launcher's to say, and it may have other things to do.
+        // Where clusters do the work of others, how many begin is the launcher's to say, and it may have other things
+        // to do.
         if self.program.claims {
             self.room = self.chooser.room(self.room);
         }
@@ -334,8 +337,8 @@ impl Cluster {
 }
 
 impl Core<'_> {
-    /// How many blocks a multiprocessor holds, where that makes a difference: of kernels with tensor memory, by the letter. In practice who has
-    /// columns counts on being alone.
+    /// How many blocks a multiprocessor holds, where that makes a difference: of kernels with tensor memory, by the
+    /// letter. In practice who has columns counts on being alone.
     fn residents(&self, limits: &Limits) -> usize {
         if self.rules == Rules::Practice || !self.program.allocates {
             return 1;
@@ -343,7 +346,8 @@ impl Core<'_> {
         self.chooser.residents(limits.residents(self.program.kernel) as usize)
     }
 
-    /// Keeps a cluster that has not begun from beginning, and says where its first block is. The launcher may refuse though there are some.
+    /// Keeps a cluster that has not begun from beginning, and says where its first block is. The launcher may refuse
+    /// though there are some.
     pub(crate) fn cancel(&mut self) -> Option<[u32; 3]> {
         if self.chooser.refuses() {
             return None;
@@ -457,7 +461,8 @@ impl Core<'_> {
         cluster
     }
 
-    /// Lets a cluster go on for its turns, or to its end, or to an instruction before which it is to stop: gives that one.
+    /// Lets a cluster go on for its turns, or to its end, or to an instruction before which it is to stop: gives that
+    /// one.
     fn advance(&mut self, cluster: &mut Cluster, on: &mut Advance) -> Result<Option<u32>, Box<Fault>> {
         loop {
             let (warp, woken) = match on.stopped.take() {
@@ -514,8 +519,9 @@ impl Core<'_> {
         self.program.site(cluster.blocks[job.block].id, job.warp, job.lanes, job.pc)
     }
 
-    /// One warp's turn: until it must wait, or gives way after doing something that others can see, or is to stop. Says where it is to
-    /// stop, if it is, and whether others may have been woken; `wakes` is whether that was so when it stopped.
+    /// One warp's turn: until it must wait, or gives way after doing something that others can see, or is to stop. Says
+    /// where it is to stop, if it is, and whether others may have been woken; `wakes` is whether that was so when it
+    /// stopped.
     fn turn(
         &mut self,
         cluster: &mut Cluster,
@@ -566,7 +572,8 @@ impl Core<'_> {
                 break Err(self.raise(cluster, rank, index, mask, pc, kind));
             }
             if self.idle.is_multiple_of(POLL) || self.log.crowded() {
-                // A warp that polls must not keep the others from their turn, nor one that works the log from its sweep.
+                // A warp that polls must not keep the others from their turn, nor one that works the log from its
+                // sweep.
                 break Ok(None);
             }
         };
@@ -635,8 +642,8 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// In practice a multiprocessor keeps a block's shared memory until the copy engine has read it: DeepGEMM's blocks end
-    /// with stores that nobody has waited for.
+    /// In practice a multiprocessor keeps a block's shared memory until the copy engine has read it: DeepGEMM's blocks
+    /// end with stores that nobody has waited for.
     fn drain_stores(&mut self, cluster: &mut Cluster, rank: usize) -> Result<(), Box<Fault>> {
         let unread = |job: &Job| job.block == rank && matches!(job.work, Work::Reading(_));
         while let Some(at) = cluster.jobs.iter().position(|job| unread(job)) {
@@ -766,8 +773,8 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// Executes what is ahead of a warp that goes on together: as long as it is arithmetic that is known to be in order, all of that;
-    /// otherwise one instruction.
+    /// Executes what is ahead of a warp that goes on together: as long as it is arithmetic that is known to be in
+    /// order, all of that; otherwise one instruction.
     #[inline(always)]
     fn compute(&mut self) -> Result<Step, FaultKind> {
         if self.warp.taints || !self.warp.loading.is_empty() {

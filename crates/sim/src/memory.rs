@@ -1,5 +1,5 @@
-//! Memory: buffers on the device and a block's shared memory. Every byte knows whether it was ever written, and every access is
-//! held to the bounds of what was set aside.
+//! Memory: buffers on the device and a block's shared memory. Every byte knows whether it was ever written, and every
+//! access is held to the bounds of what was set aside.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -140,7 +140,8 @@ impl GlobalMemory {
         self.find_in(buffer, address, bytes)
     }
 
-    /// The buffer that holds the bytes of all lanes that are accessed at these addresses, and where they begin there, by lane.
+    /// The buffer that holds the bytes of all lanes that are accessed at these addresses, and where they begin there,
+    /// by lane.
     pub(crate) fn offsets(&self, mask: u32, addresses: &Lanes, bytes: u32) -> Option<(usize, Words)> {
         let (mut offsets, first) = ([0; 32], mask.trailing_zeros() as usize);
         let buffer = self.find(*addresses.get(first)?, bytes.into())?.buffer;
@@ -191,8 +192,8 @@ pub(crate) struct SharedMemory {
     pub(crate) shadow: Shadow,
     /// Live barriers, by offset.
     pub(crate) barriers: BTreeMap<u32, Mbarrier>,
-    /// The first byte of the first one, and the first behind the last: they mostly lie together behind the data, so two comparisons
-    /// settle nearly every access.
+    /// The first byte of the first one, and the first behind the last: they mostly lie together behind the data, so two
+    /// comparisons settle nearly every access.
     barrier_span: (u32, u32),
     pub(crate) flags: BTreeMap<u64, Flag>,
     /// Whether the block has exited.
@@ -202,8 +203,8 @@ pub(crate) struct SharedMemory {
 impl SharedMemory {
     /// Where the kernel's shared memory starts in the window: behind what the system keeps for itself.
     pub(crate) const START: u32 = 1024;
-    /// Distance between two blocks' windows in the cluster window, which begins with that of rank 0. A block's own addresses
-    /// are those of its window there, so that bit 24 of one tells the blocks of a pair apart.
+    /// Distance between two blocks' windows in the cluster window, which begins with that of rank 0. A block's own
+    /// addresses are those of its window there, so that bit 24 of one tells the blocks of a pair apart.
     pub(crate) const WINDOW: u32 = 1 << 24;
 
     /// The address of a byte of a block, by its rank in the cluster.
@@ -234,7 +235,8 @@ impl SharedMemory {
         self.barrier_span = first.zip(last).map_or((0, 0), |((first, _), (last, _))| (*first, last + 8));
     }
 
-    /// Where the bytes of lanes begin that are accessed at these addresses less `start`, by lane, if all of them are data.
+    /// Where the bytes of lanes begin that are accessed at these addresses less `start`, by lane, if all of them are
+    /// data.
     pub(crate) fn offsets(&self, mask: u32, addresses: &Lanes, start: u64, bytes: u32) -> Option<Words> {
         let (mut offsets, size) = ([0; 32], self.data.len() as u64);
         for lane in lanes(mask) {

@@ -1,7 +1,7 @@
 //! What a warp's tensor core instructions compute, and which lane holds what.
 //!
-//! Products are exact in f32. They are added to the accumulator one after the other by rising k, each sum rounded to nearest: see
-//! `tensor_core` for what hardware does otherwise.
+//! Products are exact in f32. They are added to the accumulator one after the other by rising k, each sum rounded to
+//! nearest: see `tensor_core` for what hardware does otherwise.
 
 use ptx::instr::MatrixElement;
 
@@ -24,7 +24,8 @@ pub(crate) fn place(lane: usize, register: usize) -> (usize, usize) {
     (lane / 4 + 8 * (register / 2), 2 * (lane % 4) + register % 2)
 }
 
-/// Accumulators from the registers of a warp: a pair of registers has eight rows, of which each lane has two neighbours.
+/// Accumulators from the registers of a warp: a pair of registers has eight rows, of which each lane has two
+/// neighbours.
 pub(crate) fn sums(registers: [&Words; 4]) -> Sums {
     let mut sums = [[0.0; COLUMNS]; ROWS];
     for (rows, pair) in sums.as_chunks_mut::<8>().0.iter_mut().zip(registers.as_chunks::<2>().0) {
@@ -82,7 +83,8 @@ fn add_products<const DEPTH: usize>(sums: &mut Sums, a: &[[f32; DEPTH]], b: &[[f
     }
 }
 
-/// The 16-bit elements of a register, which covers eight rows and eight of k: four lanes have a row, two neighbours each.
+/// The 16-bit elements of a register, which covers eight rows and eight of k: four lanes have a row, two neighbours
+/// each.
 fn halves(register: &Words) -> [[u16; 8]; 8] {
     let mut rows = [[0; 8]; 8];
     for (two, word) in rows.as_flattened_mut().as_chunks_mut::<2>().0.iter_mut().zip(register) {
@@ -176,8 +178,8 @@ pub(crate) fn add_integers(before: [Words; 4], products: &Sums, saturate: bool) 
     sums
 }
 
-/// The codes of a fragment times their scales, each put where `place` says by row and k: a register covers eight rows and 32 of k, eight
-/// codes to a lane.
+/// The codes of a fragment times their scales, each put where `place` says by row and k: a register covers eight rows
+/// and 32 of k, eight codes to a lane.
 fn spread_codes<const R: usize, const N: usize>(
     registers: [&Words; R],
     scale: impl Fn(usize, usize) -> f32,
@@ -198,7 +200,8 @@ fn spread_codes<const R: usize, const N: usize>(
     values
 }
 
-/// 16 × 8 × 64 with block scales. Each of the two has the registers with its scales, and which lanes of a quad give them.
+/// 16 × 8 × 64 with block scales. Each of the two has the registers with its scales, and which lanes of a quad give
+/// them.
 pub(crate) fn multiply_scaled(
     sums: &mut Sums,
     a: [&Words; 4],

@@ -1,10 +1,10 @@
 //! Kernels broken on purpose, to prove that breaking is noticed.
 //!
 //! [`mutants`] makes, from one kernel, every kernel that differs from it by one plausible mistake: a fence or an arrive
-//! forgotten, a wait for the other parity, a few bytes too many expected, a stage released before it was read. A test then
-//! runs each: the original must pass under every schedule, and every mutant must be caught under some, by a fault or by a wrong
-//! result. A mutant that nothing can tell from the original is either equivalent, which wants a reason, or a hole in the
-//! test.
+//! forgotten, a wait for the other parity, a few bytes too many expected, a stage released before it was read. A test
+//! then runs each: the original must pass under every schedule, and every mutant must be caught under some, by a fault
+//! or by a wrong result. A mutant that nothing can tell from the original is either equivalent, which wants a reason,
+//! or a hole in the test.
 
 use std::ops::Range;
 
@@ -423,7 +423,8 @@ impl Nursery<'_> {
         }
     }
 
-    /// A multiplication that is told of wrong operands, shapes and sums. `step` is one more step of columns in its shape.
+    /// A multiplication that is told of wrong operands, shapes and sums. `step` is one more step of columns in its
+    /// shape.
     fn tensor_multiplications(
         &mut self,
         at: usize,
@@ -491,7 +492,8 @@ impl Nursery<'_> {
         });
     }
 
-    /// A commit that tells twice, tells another barrier or fewer blocks, or comes before the multiplication that it is there for.
+    /// A commit that tells twice, tells another barrier or fewer blocks, or comes before the multiplication that it is
+    /// there for.
     fn commits(&mut self, at: usize) {
         self.double(at, "commit doubled");
         self.add(at, "committed to the next barrier", |kernel| {
@@ -622,8 +624,8 @@ fn expected_bytes(op: &mut Op) -> Option<&mut Operand> {
     }
 }
 
-/// Puts `reg op literal` into a new register, computed before the instruction and the labels right before it, so that a loop
-/// back to there does not compute it again.
+/// Puts `reg op literal` into a new register, computed before the instruction and the labels right before it, so that a
+/// loop back to there does not compute it again.
 fn compute(kernel: &mut Kernel, at: usize, op: BinaryOp, reg: RegId, literal: u64) -> RegId {
     let dst = RegId { bank: reg.bank, index: kernel.registers[reg.bank.index()] };
     kernel.registers[reg.bank.index()] += 1;

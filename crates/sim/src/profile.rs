@@ -1,4 +1,5 @@
-//! What a run did, counted: a profile of a kernel without a GPU. The counts do not depend on the schedule, except those of waits.
+//! What a run did, counted: a profile of a kernel without a GPU. The counts do not depend on the schedule, except those
+//! of waits.
 
 use std::fmt;
 
@@ -73,8 +74,8 @@ impl Profile {
             + self.control
     }
 
-    /// Counts the turns of one warp's access to shared memory: 32 banks of four bytes, each serving one row per turn; accesses of
-    /// 8 and 16 bytes per lane go by half and quarter warps.
+    /// Counts the turns of one warp's access to shared memory: 32 banks of four bytes, each serving one row per turn;
+    /// accesses of 8 and 16 bytes per lane go by half and quarter warps.
     pub(crate) fn shared_access(&mut self, mask: u32, addresses: &Lanes, bytes: u32) {
         let next = |lane: u64| addresses[0].wrapping_add(lane * u64::from(bytes));
         let in_a_row = addresses.iter().zip(0..).fold(true, |all, (address, lane)| all & (*address == next(lane)));

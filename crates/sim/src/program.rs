@@ -1,5 +1,5 @@
-//! A kernel made ready to run: branch targets, the registers of each instruction, and how finely its accesses must be told
-//! apart are worked out once.
+//! A kernel made ready to run: branch targets, the registers of each instruction, and how finely its accesses must be
+//! told apart are worked out once.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -24,7 +24,8 @@ pub(crate) struct Program<'k> {
     pub(crate) storage: Rc<Storage>,
     /// Whether its threads copy one by one.
     pub(crate) copies_by_threads: bool,
-    /// Whether its clusters ask for each other's work, and whether its blocks have columns of tensor memory: both decide how a grid begins.
+    /// Whether its clusters ask for each other's work, and whether its blocks have columns of tensor memory: both
+    /// decide how a grid begins.
     pub(crate) claims: bool,
     pub(crate) allocates: bool,
     /// Bytes of the smallest access to shared and to global memory, at most 16.
@@ -119,7 +120,8 @@ impl<'k> Program<'k> {
         &self.registers[self.starts[pc as usize] as usize..self.starts[pc as usize + 1] as usize]
     }
 
-    /// The instruction, if it is arithmetic of all lanes, with registers that only threads use; and whether what it reads was certainly written.
+    /// The instruction, if it is arithmetic of all lanes, with registers that only threads use; and whether what it
+    /// reads was certainly written.
     pub(crate) fn plain_arithmetic(&self, pc: u32) -> Option<(&'k Arith, bool)> {
         let traits = self.traits.get(pc as usize).filter(|traits| traits.plain)?;
         match &self.kernel.body[pc as usize].op {
@@ -164,7 +166,8 @@ impl<'k> Program<'k> {
         Site { block, warp: warp as u32, lanes, position: pc as usize, line, instruction, phase }
     }
 
-    /// The name of a byte of shared memory: its region and the place within it, by number if it is an array of barriers.
+    /// The name of a byte of shared memory: its region and the place within it, by number if it is an array of
+    /// barriers.
     pub(crate) fn shared_name(&self, offset: u32) -> String {
         match self.kernel.region_at(offset) {
             Some(region) if region.align == 8 && region.bytes.is_multiple_of(8) && offset.is_multiple_of(8) => {
@@ -188,8 +191,8 @@ pub(crate) fn multiplied_by(kernel: &Kernel) -> impl Iterator<Item = RegId> {
     kernel.body.iter().flat_map(words)
 }
 
-/// From where to where registers live: by bank and register, the first and the last instruction that has it, and whether it must be
-/// thought to live throughout.
+/// From where to where registers live: by bank and register, the first and the last instruction that has it, and
+/// whether it must be thought to live throughout.
 #[derive(Debug)]
 struct Lives {
     spans: [Vec<(u32, u32)>; 4],
@@ -198,9 +201,10 @@ struct Lives {
 
 /// Where the values of registers are kept: by bank, the place of each register, and how many places there are.
 ///
-/// Kernels have thousands of registers, most of which are written once and read a few instructions later. Those of which that is certain
-/// take turns in a few places, so that a warp's values fit a cache: the first instruction that has such a register writes it in every lane
-/// that gets there, and no branch leads in or out before the last. Of whoever may be read otherwise, the place is its own.
+/// Kernels have thousands of registers, most of which are written once and read a few instructions later. Those of
+/// which that is certain take turns in a few places, so that a warp's values fit a cache: the first instruction that
+/// has such a register writes it in every lane that gets there, and no branch leads in or out before the last. Of
+/// whoever may be read otherwise, the place is its own.
 #[derive(Debug)]
 pub(crate) struct Storage {
     places: [Vec<u32>; 4],
@@ -208,7 +212,8 @@ pub(crate) struct Storage {
     lives: Lives,
 }
 
-/// By bank, places that only a mutant has, and which place of the original's the register there had, if it was there at all.
+/// By bank, places that only a mutant has, and which place of the original's the register there had, if it was there at
+/// all.
 pub(crate) type NewPlaces = [Vec<(u32, Option<u32>)>; 4];
 
 /// An instruction that is none.
@@ -281,9 +286,10 @@ impl Storage {
         self.places[reg.bank.index()][reg.index as usize] as usize
     }
 
-    /// The same registers at the places that another kernel's have, which has become this one by a change: `moved` says where the other's
-    /// instructions are now, if they were not changed. Registers that live from and to other instructions than there have places
-    /// of their own, behind the other's; with each of these comes the place that it had there, if it was there at all.
+    /// The same registers at the places that another kernel's have, which has become this one by a change: `moved` says
+    /// where the other's instructions are now, if they were not changed. Registers that live from and to other
+    /// instructions than there have places of their own, behind the other's; with each of these comes the place that it
+    /// had there, if it was there at all.
     pub(crate) fn following(&self, other: &Storage, moved: impl Fn(u32) -> Option<u32>) -> (Storage, NewPlaces) {
         let Lives { spans, lasting } = &self.lives;
         let lives = Lives { spans: spans.clone(), lasting: lasting.clone() };
@@ -312,8 +318,8 @@ impl Storage {
 /// A set of registers, one bit each.
 type Registers = Vec<u64>;
 
-/// By instruction, whether every register that it reads was certainly written before, in each lane that gets there: by instructions without
-/// a guard, on every way from the entry.
+/// By instruction, whether every register that it reads was certainly written before, in each lane that gets there: by
+/// instructions without a guard, on every way from the entry.
 fn certainly_defined(kernel: &Kernel, labels: &[usize], registers: &[(RegId, Access)], starts: &[u32]) -> Vec<bool> {
     let [a, b, c, d] = kernel.registers;
     let first = [0, a, a + b, a + b + c];
@@ -335,7 +341,8 @@ fn certainly_defined(kernel: &Kernel, labels: &[usize], registers: &[(RegId, Acc
     let heads: Vec<usize> = (0..kernel.body.len()).filter(|at| begins(*at)).collect();
     let stretch = |number: usize| heads[number]..heads.get(number + 1).copied().unwrap_or(kernel.body.len());
     let number = |at: usize| heads.partition_point(|head| *head <= at) - 1;
-    // What is written wherever a stretch begins: at first anything is thought to be but at the entry, then less and less.
+    // What is written wherever a stretch begins: at first anything is thought to be but at the entry, then less and
+    // less.
     let mut known: Vec<Registers> =
         heads.iter().map(|head| vec![if *head == 0 { 0 } else { u64::MAX }; words]).collect();
     let mut changed = true;

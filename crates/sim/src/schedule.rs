@@ -1,5 +1,5 @@
-//! When things happen. Asynchronous work completes and warps take turns as a schedule says; a correct kernel gives the same
-//! result under all of them.
+//! When things happen. Asynchronous work completes and warps take turns as a schedule says; a correct kernel gives the
+//! same result under all of them.
 
 use std::fmt;
 
@@ -12,10 +12,11 @@ use crate::lanes::lanes;
 pub enum Schedule {
     /// Asynchronous work completes as soon as it is issued; warps run in turn, each until it must wait.
     Earliest,
-    /// Asynchronous work completes only when nobody can go on without it, the last issued first; the last warps run first.
+    /// Asynchronous work completes only when nobody can go on without it, the last issued first; the last warps run
+    /// first.
     Latest,
-    /// Everything as drawn from this seed. The seed also decides how fast copies, multiplications and warps are relative to
-    /// each other, so that different seeds explore different kinds of trouble.
+    /// Everything as drawn from this seed. The seed also decides how fast copies, multiplications and warps are
+    /// relative to each other, so that different seeds explore different kinds of trouble.
     Random(u64),
 }
 
@@ -69,8 +70,8 @@ impl Chooser {
         Chooser { schedule, rng, seed, haste, restlessness, laggard }
     }
 
-    /// Picks among `ready` warps and `pending` pieces of asynchronous work, at least one of them there. `stalled` counts the
-    /// turns since anything changed: the extremes then look further, lest they stay with a warp that polls.
+    /// Picks among `ready` warps and `pending` pieces of asynchronous work, at least one of them there. `stalled`
+    /// counts the turns since anything changed: the extremes then look further, lest they stay with a warp that polls.
     pub(crate) fn choose(&mut self, ready: usize, pending: usize, stalled: usize) -> Choice {
         match self.schedule {
             Schedule::Earliest if pending > 0 => Choice::Complete(0),
@@ -130,7 +131,8 @@ impl Chooser {
         }
     }
 
-    /// Whether who allocates tensor memory with the other block of a pair, or gives it back, waits for that one: it may or may not.
+    /// Whether who allocates tensor memory with the other block of a pair, or gives it back, waits for that one: it may
+    /// or may not.
     pub(crate) fn meets(&self) -> bool {
         match self.schedule {
             Schedule::Earliest => false,
@@ -166,7 +168,8 @@ impl Chooser {
         }
     }
 
-    /// Which of so many places an allocation takes, the same whenever as many are free: the blocks of a pair must agree.
+    /// Which of so many places an allocation takes, the same whenever as many are free: the blocks of a pair must
+    /// agree.
     pub(crate) fn place(&self, places: usize) -> usize {
         match self.schedule {
             Schedule::Earliest => 0,

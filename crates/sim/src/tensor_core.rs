@@ -1,8 +1,9 @@
 //! What Hopper's tensor cores compute, and how their descriptors lay out matrices in shared memory.
 //!
 //! Summation order: each product of two 16-bit floats is exact in f32; an instruction adds its sixteen products to the
-//! accumulator one after the other, by rising k, rounding each sum to nearest even in f32. Hardware sums in another order with
-//! other intermediate precision, so results agree bit for bit where all sums are exact and within the usual bound elsewhere.
+//! accumulator one after the other, by rising k, rounding each sum to nearest even in f32. Hardware sums in another
+//! order with other intermediate precision, so results agree bit for bit where all sums are exact and within the usual
+//! bound elsewhere.
 
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
@@ -15,8 +16,8 @@ use crate::tensor_memory::ue4m3;
 /// Depth of one instruction.
 pub(crate) const DEPTH: usize = 16;
 
-/// Refuses descriptors whose swizzle pattern would start out of phase: it begins at a multiple of its period, or with the row of
-/// 128 bytes in which the matrix does, if the base offset says so.
+/// Refuses descriptors whose swizzle pattern would start out of phase: it begins at a multiple of its period, or with
+/// the row of 128 bytes in which the matrix does, if the base offset says so.
 pub(crate) fn check(desc: &WgmmaDescriptor) -> Result<(), FaultKind> {
     let row = desc.start >> 7 & 7;
     if desc.base_offset != 0 && (desc.base_offset != row || desc.layout.swizzle == Swizzle::None) {
@@ -38,8 +39,8 @@ pub(crate) fn check(desc: &WgmmaDescriptor) -> Result<(), FaultKind> {
     Ok(())
 }
 
-/// The shared addresses of a 16-bit operand's 16-byte pieces. K-major: two pieces a row, along k. Otherwise: for each k,
-/// one piece for every eight rows.
+/// The shared addresses of a 16-bit operand's 16-byte pieces. K-major: two pieces a row, along k. Otherwise: for each
+/// k, one piece for every eight rows.
 pub(crate) fn pieces(desc: &WgmmaDescriptor, rows: u32, transposed: bool) -> Vec<u32> {
     pieces_of(desc, (DEPTH as u32, rows), transposed)
 }

@@ -1,10 +1,12 @@
 //! Blackwell's tensor memory, and the work of its tensor cores on it.
 //!
-//! A multiprocessor has 128 lanes × 512 columns of 32-bit cells, of which a block allocates some columns (`columns`). Accumulators lie one row per lane, one
-//! column a column. Block scales lie four to a cell: those of row r (of A, or of B) for four blocks of sixteen along k are the
-//! bytes of lane r mod 32, column r / 32, repeated for each quarter of the lanes.
+//! A multiprocessor has 128 lanes × 512 columns of 32-bit cells, of which a block allocates some columns (`columns`).
+//! Accumulators lie one row per lane, one column a column. Block scales lie four to a cell: those of row r (of A, or of
+//! B) for four blocks of sixteen along k are the bytes of lane r mod 32, column r / 32, repeated for each quarter of
+//! the lanes.
 //!
-//! Summation order: each product, scales included, is exact in f32; they are added to the accumulator one by one, by rising k.
+//! Summation order: each product, scales included, is exact in f32; they are added to the accumulator one by one, by
+//! rising k.
 
 use ptx::descriptor::WgmmaDescriptor;
 use ptx::instr::MatrixElement;
@@ -162,9 +164,9 @@ impl TensorMemory {
         self.accumulate((mma.d, mma.accumulate), (0, BLOCK), &a, &[b]);
     }
 
-    /// Adds products to accumulators from a column on, or replaces them; A by k, then lane, and the parts of B by k, then
-    /// row. Of every 32 lanes, those from the first of `within` on have rows. Of each element the products are added one
-    /// by one, by rising k.
+    /// Adds products to accumulators from a column on, or replaces them; A by k, then lane, and the parts of B by k,
+    /// then row. Of every 32 lanes, those from the first of `within` on have rows. Of each element the products are
+    /// added one by one, by rising k.
     fn accumulate(
         &mut self,
         (first, accumulate): (u32, bool),

@@ -69,8 +69,8 @@ pub(crate) fn permuted(swizzle: Swizzle, linear: u32, bytes: u32) -> impl Iterat
     })
 }
 
-/// Whether some bytes are whole pieces that lie in the same places after permutation, though in another order: they are permuted within a
-/// swizzle's span.
+/// Whether some bytes are whole pieces that lie in the same places after permutation, though in another order: they are
+/// permuted within a swizzle's span.
 pub(crate) fn keeps_place(swizzle: Swizzle, linear: u32, bytes: u32) -> bool {
     (linear | bytes).is_multiple_of(swizzle.span())
 }

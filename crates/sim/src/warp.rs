@@ -1,7 +1,7 @@
 //! A warp: 32 lanes, each with a program counter, registers and a state; what each lane knows of the others' work.
 //!
-//! Lanes with the same program counter run together, those with the smallest first, so lanes that diverged meet again where
-//! their paths join. Lanes that wait let the others go on.
+//! Lanes with the same program counter run together, those with the smallest first, so lanes that diverged meet again
+//! where their paths join. Lanes that wait let the others go on.
 
 use std::rc::Rc;
 
@@ -151,13 +151,15 @@ pub(crate) struct Warp {
     pub(crate) index: usize,
     /// Slot of lane 0.
     pub(crate) slot: u32,
-    /// Where each lane is. During a turn in which all of them go on together, that is known to whoever has the turn, and not kept here.
+    /// Where each lane is. During a turn in which all of them go on together, that is known to whoever has the turn,
+    /// and not kept here.
     pub(crate) pc: [u32; 32],
     pub(crate) waits: [Wait; 32],
     pub(crate) live: u32,
     /// Where all living lanes go on, if they wait for nothing, and it has been worked out.
     pub(crate) together: Option<u32>,
-    /// The instructions all of whose registers were seen to be defined in all lanes, one bit each: what is defined remains so.
+    /// The instructions all of whose registers were seen to be defined in all lanes, one bit each: what is defined
+    /// remains so.
     sound: Vec<u64>,
     values: Values,
     marks: [Marks; 4],
@@ -167,7 +169,8 @@ pub(crate) struct Warp {
     /// Common knowledge of the lanes.
     pub(crate) known: Knowledge,
     pub(crate) apart: [Apart; 32],
-    /// What the common knowledge is known to cover: for accesses of threads, and of asynchronous work to shared and to global memory.
+    /// What the common knowledge is known to cover: for accesses of threads, and of asynchronous work to shared and to
+    /// global memory.
     pub(crate) cleared: [Cleared; 3],
     /// Count with which the warp's accesses are stamped. It rises whenever a lane publishes.
     pub(crate) tick: u32,
@@ -203,8 +206,8 @@ pub(crate) struct Warp {
 }
 
 impl Warp {
-    /// Slots from that of the warp's loads from, or stores to, tensor memory to the one that tells that they were waited for, whether or
-    /// not a tcgen05 fence came behind that.
+    /// Slots from that of the warp's loads from, or stores to, tensor memory to the one that tells that they were
+    /// waited for, whether or not a tcgen05 fence came behind that.
     pub(crate) const AWAITED: u32 = 2;
 
     pub(crate) fn new(index: usize, slot: u32, program: &Program<'_>, known: Knowledge, budget: u32) -> Self {
@@ -253,8 +256,8 @@ impl Warp {
         self.copies = Copies::new(slot);
     }
 
-    /// Goes on as a warp of a mutant, with some registers at places of its own, each with the place that it had before, if it had one;
-    /// `stood` says where instructions are in the mutant.
+    /// Goes on as a warp of a mutant, with some registers at places of its own, each with the place that it had before,
+    /// if it had one; `stood` says where instructions are in the mutant.
     pub(crate) fn take_over(&mut self, program: &Program<'_>, stood: impl Fn(&mut u32), places: &NewPlaces) {
         self.storage = program.storage.clone();
         // It will be seen again.

@@ -102,8 +102,8 @@ fn matrices_stored_by_columns_are_loaded_by_rows() {
     }
 }
 
-/// Every lane sends a row of its own on its way and waits for it to be read, so lanes come to the warp's barrier one by one;
-/// what they sent arrives even where all blocks have ended before.
+/// Every lane sends a row of its own on its way and waits for it to be read, so lanes come to the warp's barrier one by
+/// one; what they sent arrives even where all blocks have ended before.
 #[test]
 fn lanes_that_wait_for_stores_of_their_own_meet_again_and_the_stores_arrive() {
     const BLOCKS: u32 = 3;

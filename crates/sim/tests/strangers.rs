@@ -519,8 +519,9 @@ fn floats_are_reduced_over_a_warp() {
     assert!(of("max.NaN").is_nan());
 }
 
-/// 64 × 16 × 16 by Blackwell's tensor cores: A in tensor memory, B in shared memory in the order that `transposed` says, and
-/// sums loaded sixteen lanes at a time. A thread keeps two sums: of its row, columns 0 and 7, or 8 and 15 of the upper half.
+/// 64 × 16 × 16 by Blackwell's tensor cores: A in tensor memory, B in shared memory in the order that `transposed`
+/// says, and sums loaded sixteen lanes at a time. A thread keeps two sums: of its row, columns 0 and 7, or 8 and 15 of
+/// the upper half.
 fn small_multiplication(transposed: bool) -> Kernel {
     // 8 × 16 bytes lie together; along k, or along n, the next such piece is 128 bytes on, and the other way 256.
     let shape = 1 << 4 | 2 << 17 | 4 << 24 | u32::from(transposed) << 16;

@@ -1,7 +1,8 @@
-//! How often the referee is right on real clocks: sittings of a configuration of ours against itself, slowed by a known part, in this very process.
+//! How often the referee is right on real clocks: sittings of a configuration of ours against itself, slowed by a known
+//! part, in this very process.
 //!
-//! `cargo run --release -p hammerhead-tank --example real_clocks [SITTINGS [BUDGET [THREADS]]]`: a budget is in seconds per sitting, and without a
-//! number of threads the planner's is taken. Prints one line per truth.
+//! `cargo run --release -p hammerhead-tank --example real_clocks [SITTINGS [BUDGET [THREADS]]]`: a budget is in seconds
+//! per sitting, and without a number of threads the planner's is taken. Prints one line per truth.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -10,7 +10,8 @@
 //! ([`Secret`]), so that who goes on with a season that was killed asks the same again, finds the answer that came
 //! meanwhile, and waits for one that is under way: nothing is measured twice.
 //!
-//! Champions belong to a class of machines: the first answer says which, and what another class measured is asked again elsewhere.
+//! Champions belong to a class of machines: the first answer says which, and what another class measured is asked again
+//! elsewhere.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -38,9 +39,11 @@ const WAIT: Duration = Duration::from_secs(1);
 /// What starts a job on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// `srun`, which gives each job a node of its own and waits for it; with options of one's own, such as a partition or a constraint.
+    /// `srun`, which gives each job a node of its own and waits for it; with options of one's own, such as a partition
+    /// or a constraint.
     Slurm(Vec<String>),
-    /// Any command that runs what follows it on `{host}` and waits, such as `ssh {host}`, with the hosts that take turns.
+    /// Any command that runs what follows it on `{host}` and waits, such as `ssh {host}`, with the hosts that take
+    /// turns.
     Template {
         /// The words.
         words: Vec<String>,
@@ -72,8 +75,8 @@ impl Launcher {
         }
     }
 
-    /// The words that start a job away from machines that failed, and the machine, where it is known beforehand. Slurm lets a job of the same name end
-    /// first: whoever was asked by a player that was killed may still be at it.
+    /// The words that start a job away from machines that failed, and the machine, where it is known beforehand. Slurm
+    /// lets a job of the same name end first: whoever was asked by a player that was killed may still be at it.
     fn words(&self, job: &str, attempt: usize, failed: &[String]) -> (Vec<String>, Option<String>) {
         match self {
             Launcher::Slurm(options) => {
@@ -111,7 +114,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Tells what is asked from everything else that is. How long it may take is not part of it: a season that goes on has more time left than it had.
+    /// Tells what is asked from everything else that is. How long it may take is not part of it: a season that goes on
+    /// has more time left than it had.
     fn name(&self) -> Result<String> {
         let mut asked = self.clone();
         if let Question::Sit(_, _, terms) = &mut asked.question {
@@ -232,7 +236,8 @@ pub fn class(machine: &Machine) -> String {
     format!("{cpu}, {cores} cores{}", gpus.iter().map(|gpu| format!(", {gpu}")).collect::<String>())
 }
 
-/// Does a job that lies in a folder, with a referee for its season, and leaves the answer beside it, unless there is one. Where it begins it leaves the node's name.
+/// Does a job that lies in a folder, with a referee for its season, and leaves the answer beside it, unless there is
+/// one. Where it begins it leaves the node's name.
 pub fn answer(job: &Path, referee: impl FnOnce(&Season) -> Result<Box<dyn Referee>>) -> Result<()> {
     let (text, began) = (read(job)?, Instant::now());
     let secret = Secret::of(job.parent().unwrap_or(Path::new(".")))?;
@@ -263,8 +268,9 @@ pub fn answer(job: &Path, referee: impl FnOnce(&Season) -> Result<Box<dyn Refere
     write_whole(&job.with_extension("answer"), &answer)
 }
 
-/// Whether a job ended of its own accord. Then it is better done by another machine; where it began nowhere, no machine may be left but those that failed, and all may have come
-/// back. Whoever was cancelled or preempted ended by a signal, and of a node that failed the cluster knows.
+/// Whether a job ended of its own accord. Then it is better done by another machine; where it began nowhere, no machine
+/// may be left but those that failed, and all may have come back. Whoever was cancelled or preempted ended by a signal,
+/// and of a node that failed the cluster knows.
 fn gave_up(status: ExitStatus) -> bool {
     status.code().is_some_and(|code| (1..128).contains(&code))
 }

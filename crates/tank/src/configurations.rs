@@ -1,5 +1,5 @@
-//! What the game knows of configurations of our own, where an operation has them: they can be forecast, completed, drawn by lot and kept for the planner. What is in
-//! one is the operation's.
+//! What the game knows of configurations of our own, where an operation has them: they can be forecast, completed,
+//! drawn by lot and kept for the planner. What is in one is the operation's.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +36,8 @@ pub trait Configurations: fmt::Debug {
     /// Whether both ways read the same weights, so that a plan weighs the two.
     fn share_weights(&self, way: &Way, other: &Way) -> bool;
 
-    /// Puts ways with their speedups where the planner looks, in this folder. What is there already stays, so that this may be done again.
+    /// Puts ways with their speedups where the planner looks, in this folder. What is there already stays, so that this
+    /// may be done again.
     fn install(&self, folder: &Path, ways: &[(Way, f64)], proof: &Proof<'_>) -> Result<()>;
 }
 
@@ -62,8 +63,8 @@ pub struct Forecast {
     pub scratch_bytes: usize,
 }
 
-/// What is known of a configuration before anything is built: of a GPU's all of it, of a processor's where its time should go. Nothing of what cannot be
-/// planned: the refusal says why.
+/// What is known of a configuration before anything is built: of a GPU's all of it, of a processor's where its time
+/// should go. Nothing of what cannot be planned: the refusal says why.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     /// What the simulator counts in one tile of the first problem.

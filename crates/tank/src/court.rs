@@ -1,7 +1,7 @@
 //! What a season asks of a referee.
 //!
-//! The rules of the game stand on one side of this boundary and clocks and processes on the other, so that the rules are
-//! tested with a referee that reads its answers from a script.
+//! The rules of the game stand on one side of this boundary and clocks and processes on the other, so that the rules
+//! are tested with a referee that reads its answers from a script.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,8 @@ pub trait Referee {
     /// Times a challenger against the champion.
     fn sit(&mut self, champion: Swimmer<'_>, challenger: Swimmer<'_>, terms: &Terms, seed: u64) -> Result<Sitting>;
 
-    /// How much of the time that the last question took nobody was at it: on other machines it may wait for its turn, or be asked again.
+    /// How much of the time that the last question took nobody was at it: on other machines it may wait for its turn,
+    /// or be asked again.
     fn waited(&self) -> Duration {
         Duration::ZERO
     }

@@ -42,7 +42,8 @@ pub enum Entry {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Run {
-    /// A configuration as on a command line; what it leaves out is planned for each problem. Empty: all of it is planned.
+    /// A configuration as on a command line; what it leaves out is planned for each problem. Empty: all of it is
+    /// planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
     /// The backend, where it is not the season's.

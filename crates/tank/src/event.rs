@@ -1,7 +1,7 @@
 //! What can happen: the lines of the ledger.
 //!
-//! A season is a fixed sequence of steps, each of which leaves one of these behind. What a step computed or measured is in
-//! its event, so that a season that was interrupted takes it from there and measures nothing twice.
+//! A season is a fixed sequence of steps, each of which leaves one of these behind. What a step computed or measured is
+//! in its event, so that a season that was interrupted takes it from there and measures nothing twice.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! What the tank can compute about a pitch before anyone votes: whether it can be run, what the analytic model expects
-//! of it, what the roofline allows, what it needs, how much it changes, how its contestant has done so far, and, of a GPU's
-//! configuration, what the simulator counts and what NVIDIA's assembler makes of its kernels.
+//! of it, what the roofline allows, what it needs, how much it changes, how its contestant has done so far, and, of a
+//! GPU's configuration, what the simulator counts and what NVIDIA's assembler makes of its kernels.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -83,7 +83,8 @@ pub struct Evidence {
     /// What examinations found of this very thing before, by the ledger: whether it was right, and the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub examined: Option<(bool, u64)>,
-    /// What the assembler makes of its kernels for the first problem, where the pitch is a GPU's configuration and there is an assembler.
+    /// What the assembler makes of its kernels for the first problem, where the pitch is a GPU's configuration and
+    /// there is an assembler.
     #[serde(default)]
     pub assembled: Vec<KernelEvidence>,
     /// What happens on the first problem, where the pitch is a configuration.
@@ -174,7 +175,8 @@ pub fn gather(pitch: &Pitch, arena: &Arena, champion: &Entry, baseline: &Baselin
     evidence
 }
 
-/// Everything about a pitch that is a number, by name. What its author measured counts where the tank knows nothing itself.
+/// Everything about a pitch that is a number, by name. What its author measured counts where the tank knows nothing
+/// itself.
 fn figures(evidence: &Evidence, pitch: &Pitch) -> BTreeMap<String, f64> {
     let mut figures: BTreeMap<String, f64> = pitch.evidence.iter().flat_map(|cited| cited.figures.clone()).collect();
     let known = [
@@ -250,8 +252,8 @@ fn digest(entry: Option<&Entry>, pitch: &Pitch) -> String {
     entry.map_or_else(|| hex(&Sha256::digest(serde_json::to_vec(&pitch.run).unwrap_or_default())), entry_digest)
 }
 
-/// Tells an entry from every other, by what it runs. A program is told by its bytes where it is a file, so that one that
-/// was changed since is another.
+/// Tells an entry from every other, by what it runs. A program is told by its bytes where it is a file, so that one
+/// that was changed since is another.
 pub fn entry_digest(entry: &Entry) -> String {
     let mut hash = Sha256::new();
     if let Entry::Program { build, command, .. } = entry {

@@ -221,7 +221,8 @@ pub fn post_mortems(records: &[Record]) -> Vec<PostMortem> {
     buried.collect()
 }
 
-/// What each shark counts by its record: the better its chances were, the more; 1 on average. Whoever has no record counts as a coin.
+/// What each shark counts by its record: the better its chances were, the more; 1 on average. Whoever has no record
+/// counts as a coin.
 pub fn weights(records: &[Record], names: &[String]) -> BTreeMap<String, f64> {
     const COIN: f64 = 0.25;
     // So that nobody counts without end.
@@ -247,8 +248,8 @@ pub fn lineage<'a>(records: &'a [Record], season: u32, pitch: &str) -> Vec<&'a P
     line
 }
 
-/// Rounds that a claim has outlived: those in which an earlier form of it was brought. None where one of those failed, was disqualified or
-/// was taken back: what comes from the graveyard has not survived.
+/// Rounds that a claim has outlived: those in which an earlier form of it was brought. None where one of those failed,
+/// was disqualified or was taken back: what comes from the graveyard has not survived.
 pub fn survived(records: &[Record], season: u32, pitch: &str) -> usize {
     let line = lineage(records, season, pitch);
     let before: Vec<&str> = line.iter().map(|pitch| pitch.name.as_str()).filter(|name| *name != pitch).collect();

@@ -6,8 +6,9 @@
 //! head is noted in another folder ([`Ledger::open_noted`]), announced before each line is written and confirmed after,
 //! and reports print it.
 //!
-//! A line is written at once and synced before anything goes on. If the machine dies in the middle, the last line is torn;
-//! it is cut off when the ledger is opened again, and that is recorded too. One writer at a time: the file is locked.
+//! A line is written at once and synced before anything goes on. If the machine dies in the middle, the last line is
+//! torn; it is cut off when the ledger is opened again, and that is recorded too. One writer at a time: the file is
+//! locked.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -22,7 +23,8 @@ use sha2::{Digest, Sha256};
 use crate::event::{Event, Recovered};
 use crate::{Error, Result};
 
-/// How long a lock is waited for. Of a referee that was killed, a child that was about to become a contestant may hold it a moment longer.
+/// How long a lock is waited for. Of a referee that was killed, a child that was about to become a contestant may hold
+/// it a moment longer.
 const PARTING: Duration = Duration::from_secs(2);
 
 /// What the first line says of the line before it.

@@ -3,12 +3,12 @@
 //! A claim is written down first, judged by sharks of distinct temperaments, checked for correctness before any clock
 //! starts, timed in pairs against the champion, and remembered in a ledger that says who was right.
 //!
-//! [`season`] is what a file asks for, [`play`] plays its rounds, step by step through the [`ledger`]; [`pitch`] is what is
-//! brought, [`evidence`] what the tank computes about it, [`rules`] what disqualifies it; [`shark`]s vote, [`tally`] counts.
-//! Who examines and times stands behind [`court`]: [`official`] on this machine, with the crate `referee`; a [`cluster`] of
-//! others; or, for a GPU that is not there, one that predicts. What is computed is an [`operation`] (problems, questions, and
-//! [`configurations`] of our own where it has them). [`verdict`] judges. [`history`] reads the ledger: who was right, and what
-//! lies in the graveyard; [`board`]: who was champion when.
+//! [`season`] is what a file asks for, [`play`] plays its rounds, step by step through the [`ledger`]; [`pitch`] is
+//! what is brought, [`evidence`] what the tank computes about it, [`rules`] what disqualifies it; [`shark`]s vote,
+//! [`tally`] counts. Who examines and times stands behind [`court`]: [`official`] on this machine, with the crate
+//! `referee`; a [`cluster`] of others; or, for a GPU that is not there, one that predicts. What is computed is an
+//! [`operation`] (problems, questions, and [`configurations`] of our own where it has them). [`verdict`] judges.
+//! [`history`] reads the ledger: who was right, and what lies in the graveyard; [`board`]: who was champion when.
 
 pub mod board;
 pub mod cluster;

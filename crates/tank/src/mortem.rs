@@ -1,4 +1,5 @@
-//! Post-mortems: what a failure was promised to be, what it was, and what had been assumed. The next round's sharks are shown them.
+//! Post-mortems: what a failure was promised to be, what it was, and what had been assumed. The next round's sharks are
+//! shown them.
 
 use serde::{Deserialize, Serialize};
 

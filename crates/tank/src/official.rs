@@ -1,8 +1,8 @@
 //! The referee on this machine: entries become contestants, are examined and are timed.
 //!
 //! Built-in entries run in fresh processes of our own command, and programs in theirs, all over the same protocol: a
-//! champion that did not have to answer through a pipe would win by the pipe. Where both are our own on one GPU, its clock decides, in which
-//! there is no pipe, and they run in this process: [`Operation::ours_on_device`] says why.
+//! champion that did not have to answer through a pipe would win by the pipe. Where both are our own on one GPU, its
+//! clock decides, in which there is no pipe, and they run in this process: [`Operation::ours_on_device`] says why.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,15 +57,17 @@ struct Built {
 /// A champion timed alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alone {
-    /// For each problem: the median seconds with weights of the temperature that decides, and the floor where it is known.
+    /// For each problem: the median seconds with weights of the temperature that decides, and the floor where it is
+    /// known.
     pub shapes: Vec<(f64, Option<Floor>)>,
     /// The machine's rates, where they were measured.
     pub ceilings: Option<(f64, f64)>,
 }
 
 impl Official {
-    /// A referee for an operation's problems. `worker` is a command that serves what its last argument describes, one of our own configurations, in a fresh process. Where it is empty, built-in entries run in this process. What referees that were killed
-    /// have left in shared memory is taken away first.
+    /// A referee for an operation's problems. `worker` is a command that serves what its last argument describes, one
+    /// of our own configurations, in a fresh process. Where it is empty, built-in entries run in this process. What
+    /// referees that were killed have left in shared memory is taken away first.
     pub fn new(
         operation: Box<dyn Operation>,
         settings: RefereeSettings,
@@ -216,8 +218,9 @@ impl Official {
         }
     }
 
-    /// Where tensors of our own configurations are in a process of their own. Beside a program, which may ask for a GPU's memory, they are there where
-    /// they are used; beside our own on the processor they have to come from the host's.
+    /// Where tensors of our own configurations are in a process of their own. Beside a program, which may ask for a
+    /// GPU's memory, they are there where they are used; beside our own on the processor they have to come from the
+    /// host's.
     fn memory(&self, ways: &[Way], place: Place) -> Residence {
         match (place, self.operation.device(ways)) {
             (Place::Unknown, Some(0)) => Residence::Cuda,
@@ -305,7 +308,8 @@ fn failed_champion(fault: &Fault) -> Error {
     Error::Champion { reason: fault.to_string() }
 }
 
-/// A champion that fails beside a challenger may have been made to. Whoever fails alone as well, by its own doing, holds no title against one that is right.
+/// A champion that fails beside a challenger may have been made to. Whoever fails alone as well, by its own doing,
+/// holds no title against one that is right.
 fn without_the_champion(
     challenger: &dyn Contestant,
     champion: &dyn Contestant,

@@ -1,4 +1,5 @@
-//! What an operation is to the game: problems that are timed, questions that are asked, and, where it has them, configurations of our own.
+//! What an operation is to the game: problems that are timed, questions that are asked, and, where it has them,
+//! configurations of our own.
 //!
 //! [`crate::operations`] has those that there are: one that comes with this program, and any that a folder describes.
 
@@ -20,8 +21,9 @@ pub trait Operation {
     /// The problems that are timed, in the season's order.
     fn problems(&self) -> &[Arc<dyn Task>];
 
-    /// What is asked in an examination: edges, the season's problems with every kind of numbers, and so many shapes that are drawn from the
-    /// seed and in no list. Of edges that are of another kind than all of the season's problems one in `other_edges` is asked.
+    /// What is asked in an examination: edges, the season's problems with every kind of numbers, and so many shapes
+    /// that are drawn from the seed and in no list. Of edges that are of another kind than all of the season's problems
+    /// one in `other_edges` is asked.
     fn questions(&self, held_out: usize, other_edges: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>>;
 
     /// Configurations of our own as a contestant in this process.
@@ -34,7 +36,8 @@ pub trait Operation {
         None
     }
 
-    /// Configurations of our own as a contestant whose inputs and outputs are in the memory of the GPU that it computes on.
+    /// Configurations of our own as a contestant whose inputs and outputs are in the memory of the GPU that it computes
+    /// on.
     fn ours_on_device(&self, name: &str, _ways: &[Way], _device: usize) -> Result<Box<dyn Contestant>> {
         Err(no_configurations(self.name(), name))
     }

@@ -1,7 +1,7 @@
 //! A pitch: what someone claims, why, and what is to be run.
 //!
-//! It is a TOML file that a person writes. Everything the rules require may be missing from it when it is read, because a
-//! pitch without a number is not a syntax error: it is disqualified, with the reason, and that is remembered.
+//! It is a TOML file that a person writes. Everything the rules require may be missing from it when it is read, because
+//! a pitch without a number is not a syntax error: it is disqualified, with the reason, and that is remembered.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -296,7 +296,8 @@ impl Pitch {
         }
     }
 
-    /// Programs, and files among their arguments, that are named by a path are looked for beside the file that names them.
+    /// Programs, and files among their arguments, that are named by a path are looked for beside the file that names
+    /// them.
     pub fn anchor(&mut self, folder: &Path) {
         if let Some(run) = &mut self.run {
             written::anchor(folder, &mut run.program);

@@ -39,9 +39,11 @@ settings! {
     low_hours: f64 = 2.0;
     /// Hours of work up to which a pitch is of medium complexity; beyond, it is high.
     medium_hours: f64 = 6.0;
-    /// The speedups above which the rubric gives 10, 9, 8, 7, 6, 5 and 4 points; below the last, and above 1, it gives 3.
+    /// The speedups above which the rubric gives 10, 9, 8, 7, 6, 5 and 4 points; below the last, and above 1, it gives
+    /// 3.
     rubric: Vec<f64> = vec![10.0, 5.0, 2.0, 1.5, 1.2, 1.1, 1.05];
-    /// How near to 1 a predicted speedup must be to count as none at all (1 point); below, it is a regression (0 points).
+    /// How near to 1 a predicted speedup must be to count as none at all (1 point); below, it is a regression (0
+    /// points).
     rubric_nothing: f64 = 0.005;
     /// How far beyond the measured roofline a claim may go before it is impossible, as a part of one.
     roofline_slack: f64 = 0.05;

@@ -14,7 +14,8 @@ pub fn read(path: &Path) -> Result<String> {
 
 /// Reads a value from TOML text. `path` is where it came from, for the message.
 ///
-/// TOML has `nan` and `inf`, and the ledger's JSON has not: what holds one could be read, but not remembered. It is refused.
+/// TOML has `nan` and `inf`, and the ledger's JSON has not: what holds one could be read, but not remembered. It is
+/// refused.
 pub fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T> {
     let misread = |error: toml::de::Error| {
         let line = error.span().map_or(1, |span| line_at(text, span.start));
@@ -45,8 +46,8 @@ fn not_finite<'a>(key: &'a str, value: &'a toml::Value) -> Option<(&'a str, f64)
     }
 }
 
-/// A command as it was written in a file of a folder: its program, and what begins with `./` or `../`, is looked for there. It is the same whether that is there
-/// already or is still to be built.
+/// A command as it was written in a file of a folder: its program, and what begins with `./` or `../`, is looked for
+/// there. It is the same whether that is there already or is still to be built.
 pub fn anchor(folder: &Path, command: &mut [String]) {
     for (index, word) in command.iter_mut().enumerate() {
         if word.starts_with("./") || word.starts_with("../") || (index == 0 && word.contains('/')) {

@@ -1,9 +1,9 @@
 //! Checks the GPU backend on the machine it runs on, then times it: `gpu_check RESULT.json`.
 //!
-//! First what the driver made of the kernels; then every case of the list against the reference, small ones also against the
-//! simulator bit by bit; and only if all that is right, the time of the `dual` and `decode` shapes by the device's clock.
-//! What has been found so far is written after every stage, so that a hang leaves a record. Exit status 1 if anything is
-//! wrong.
+//! First what the driver made of the kernels; then every case of the list against the reference, small ones also
+//! against the simulator bit by bit; and only if all that is right, the time of the `dual` and `decode` shapes by the
+//! device's clock. What has been found so far is written after every stage, so that a hang leaves a record. Exit status
+//! 1 if anything is wrong.
 
 use std::process::ExitCode;
 
@@ -133,8 +133,8 @@ fn exact() -> Result<(bool, Value)> {
     Ok((passed, json!(rows)))
 }
 
-/// Every case of the list within the bound, as planned; the small ones side by side with the simulator, and the common ones in
-/// every strategy.
+/// Every case of the list within the bound, as planned; the small ones side by side with the simulator, and the common
+/// ones in every strategy.
 fn all_cases() -> Result<(bool, Value)> {
     let (mut passed, mut rows) = (true, Vec::new());
     let threads = cpu::team(None)?;

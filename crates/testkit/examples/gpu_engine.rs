@@ -309,8 +309,8 @@ fn bits(result: &Dense<'_>) -> Vec<u16> {
 
 const GROUPS: [(usize, usize, usize); 4] = [(64, 512, 1024), (0, 256, 512), (17, 256, 512), (130, 136, 208)];
 
-/// Every type of tokens, taken as they are and multiplied with input scales, from memory of the caller's, on a stream of ours and on the
-/// default stream.
+/// Every type of tokens, taken as they are and multiplied with input scales, from memory of the caller's, on a stream
+/// of ours and on the default stream.
 fn device_tensors() -> Result<Value> {
     let mut rows = Vec::new();
     let mut passed = true;
@@ -376,8 +376,8 @@ fn graphs() -> Result<Value> {
     Ok(json!({"passed": right && refused && after, "replays right": right, "unprepared": text, "usable after": after}))
 }
 
-/// Layers and queues that go while work is queued, while a graph is captured, or before a graph is launched; and two graphs of
-/// one queue launched side by side.
+/// Layers and queues that go while work is queued, while a graph is captured, or before a graph is launched; and two
+/// graphs of one queue launched side by side.
 fn lifetimes() -> Result<Value> {
     let context = device::context(0)?;
     let free = || Ok::<usize, Error>(context.memory()?.0);

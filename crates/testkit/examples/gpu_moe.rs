@@ -1,10 +1,11 @@
 //! Checks layers of experts on the GPU of the machine it runs on, then times them: `gpu_moe RESULT.json [STAGE]…`.
 //!
-//! First small layers of every kind, in every tile, against double precision, with ids that are nobody's among them; then one captured
-//! graph replayed with other routings in the same memory; then a few tokens of layers as large as models have them, and one token in batches of all sizes. Only if all
-//! that is right, whole layers are timed by the device's clock, each kernel of them apart, and other tiles and kernels
-//! beside those that are chosen; then the products once more without parts of what their consumers compute, which says what takes
-//! their time; and the host's time for a call. Exit status 1 if anything is wrong.
+//! First small layers of every kind, in every tile, against double precision, with ids that are nobody's among them;
+//! then one captured graph replayed with other routings in the same memory; then a few tokens of layers as large as
+//! models have them, and one token in batches of all sizes. Only if all that is right, whole layers are timed by the
+//! device's clock, each kernel of them apart, and other tiles and kernels beside those that are chosen; then the
+//! products once more without parts of what their consumers compute, which says what takes their time; and the host's
+//! time for a call. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -402,7 +403,8 @@ fn models() -> Result<Value> {
     Ok(json!({"passed": passed, "rows": rows}))
 }
 
-/// One token in batches of all sizes, in layers that are batch-invariant: the same bits, and what it costs beside layers that are not.
+/// One token in batches of all sizes, in layers that are batch-invariant: the same bits, and what it costs beside
+/// layers that are not.
 fn company() -> Result<Value> {
     let context = device::context(0)?;
     let mut queue = LaunchQueue::new(0)?;
@@ -555,7 +557,8 @@ const LEFT_OUT: [(&str, &[&str]); 5] = [
 ];
 /// Nothing is left out, and every expert has as many tokens.
 const EVEN: &str = "all, routed evenly";
-/// All but waiting for stages and releasing them. (Without ends nothing is multiplied either: the assembler leaves out what nobody uses.)
+/// All but waiting for stages and releasing them. (Without ends nothing is multiplied either: the assembler leaves out
+/// what nobody uses.)
 const NOTHING: &[&str] = &["multiply", "dequantise", "load", "foresee", "combine", "finish", "meet", "stage", "store"];
 
 /// A product's kernel whose consumers leave something out; what comes of it means nothing.

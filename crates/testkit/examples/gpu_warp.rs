@@ -1,13 +1,14 @@
 //! Times the kernels for GPUs since Ampere on the GPU of the machine it runs on, beside what that can do at all:
 //! `HAMMERHEAD_FAMILY=sm80 gpu_warp RESULT.json [CANDIDATES]`.
 //!
-//! Ceilings in the same run, before and after: a loop of nothing but mma.sync from registers, and reading memory. Each number of tokens
-//! is timed in the configurations that the model finds cheapest, so that the record shows what it is worth, over five sets of weights
-//! in turn so that they come from memory. Hopper's own kernels are timed beside them where they run.
+//! Ceilings in the same run, before and after: a loop of nothing but mma.sync from registers, and reading memory. Each
+//! number of tokens is timed in the configurations that the model finds cheapest, so that the record shows what it is
+//! worth, over five sets of weights in turn so that they come from memory. Hopper's own kernels are timed beside them
+//! where they run.
 //!
-//! What bounds them is asked in two ways. The loop of multiplications is timed with other instructions among them, which shows what each kind
-//! costs beside a multiplication. And the fastest configuration is timed without some of its phases: what it computes then is nonsense,
-//! and how long it takes shows what the phase costs.
+//! What bounds them is asked in two ways. The loop of multiplications is timed with other instructions among them,
+//! which shows what each kind costs beside a multiplication. And the fastest configuration is timed without some of its
+//! phases: what it computes then is nonsense, and how long it takes shows what the phase costs.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -288,8 +289,8 @@ fn ceilings(device: &Device, stream: &Stream) -> Result<[f64; 2]> {
     Ok([flops, bytes / time(stream, &[vec![read]])?])
 }
 
-/// How much longer the loop takes with other instructions in it, with as many warps as the kernels have: by kind, for one to three per
-/// multiplication, or as the kind says.
+/// How much longer the loop takes with other instructions in it, with as many warps as the kernels have: by kind, for
+/// one to three per multiplication, or as the kind says.
 fn beside(device: &Device, stream: &Stream) -> Result<Value> {
     let (context, grid) = (device.context, device.facts.multiprocessors);
     let out = DeviceMemory::new(context, "results", 4096)?;
@@ -345,7 +346,8 @@ impl Change {
     }
 }
 
-/// Phases of the main loop: filling stages, waiting for them, reading them, making fragments of weights; and the way to C.
+/// Phases of the main loop: filling stages, waiting for them, reading them, making fragments of weights; and the way to
+/// C.
 const PHASES: [&str; 5] = ["multiply/copy", "multiply/wait", "multiply/load", "multiply/dequantise", "/finish"];
 
 impl Spec for Without {
@@ -386,7 +388,8 @@ impl Memory {
         })
     }
 
-    /// A configuration's launches, a turn for each set of weights, with a changed kernel of products; no turns if there is no such.
+    /// A configuration's launches, a turn for each set of weights, with a changed kernel of products; no turns if there
+    /// is no such.
     fn turns(
         &self,
         device: &Device,
@@ -421,8 +424,8 @@ impl Memory {
     }
 }
 
-/// The configurations that a family's model finds cheapest, with the seconds that it expects: of those with one strategy and one tile
-/// the cheapest two.
+/// The configurations that a family's model finds cheapest, with the seconds that it expects: of those with one
+/// strategy and one tile the cheapest two.
 fn cheapest(family: &dyn Family, problem: &Problem, device: &Device, count: usize) -> Vec<(f64, Config)> {
     let price = |config: Config| Some((family.cost(problem, &config, &device.facts).ok()?.seconds, config));
     let mut priced: Vec<(f64, Config)> =

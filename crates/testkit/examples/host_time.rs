@@ -1,8 +1,8 @@
 //! What a call costs beside the computation: `host_time [backend]`.
 //!
-//! Layers of 1 to 256 groups, and tokens whose numbers differ in every call, in every group and in eight of them. The engine computes on one thread
-//! of the caller's, which clocks the products: what is left of a call is what planning, checking, preparing tokens and handing out takes. Prints both,
-//! in microseconds per call into memory of the caller's.
+//! Layers of 1 to 256 groups, and tokens whose numbers differ in every call, in every group and in eight of them. The
+//! engine computes on one thread of the caller's, which clocks the products: what is left of a call is what planning,
+//! checking, preparing tokens and handing out takes. Prints both, in microseconds per call into memory of the caller's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

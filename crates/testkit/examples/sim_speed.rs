@@ -1,10 +1,11 @@
-//! How long the simulator takes for a fixed suite of kernels, schedules and mutants: `sim_speed [--against PROGRAM] [--rounds N]`,
-//! `sim_speed --only PART` (words that its name has), or `sim_speed --outcomes`.
+//! How long the simulator takes for a fixed suite of kernels, schedules and mutants: `sim_speed [--against PROGRAM]
+//! [--rounds N]`, `sim_speed --only PART` (words that its name has), or `sim_speed --outcomes`.
 //!
-//! Prints seconds per part on one thread, by the clock that counts while the thread runs, and a digest of what came of each: profiles,
-//! results, and the whole text of every fault. Making kernels, problems and references does not count. With another build of this
-//! program, the two take turns and are compared part by part: the ratio of their shortest times, and whether they found the same.
-//! `--outcomes` prints what the digests are of, a line each, for a look at what differs.
+//! Prints seconds per part on one thread, by the clock that counts while the thread runs, and a digest of what came of
+//! each: profiles, results, and the whole text of every fault. Making kernels, problems and references does not count.
+//! With another build of this program, the two take turns and are compared part by part: the ratio of their shortest
+//! times, and whether they found the same. `--outcomes` prints what the digests are of, a line each, for a look at what
+//! differs.
 
 #[path = "../../sim/tests/problems/mod.rs"]
 mod problems;

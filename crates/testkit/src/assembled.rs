@@ -15,7 +15,8 @@ const WARP: u32 = 32;
 const WARPS: u32 = 64;
 /// Blocks that a multiprocessor holds at once.
 const BLOCKS: u32 = 32;
-/// Bytes of shared memory that the system takes per block, and so what a multiprocessor has beyond what one block may have.
+/// Bytes of shared memory that the system takes per block, and so what a multiprocessor has beyond what one block may
+/// have.
 const RESERVED: u32 = 1024;
 
 /// One kernel, assembled.

@@ -1,9 +1,9 @@
 //! One list of problems, each with its reason, for correctness and for speed on every backend.
 //!
-//! A [`Case`] is sizes, types and a kind of inputs; [`Case::instance`] makes the numbers from a seed. Suites group them:
-//! `dual` and `group` are the shapes (and input distributions) that the GPU MODE community measures and checks,
-//! `decode` what serving a few tokens needs, `edge` everything that has gone wrong in the wild or could, `adverse` what makes
-//! rounding errors of sums add up.
+//! A [`Case`] is sizes, types and a kind of inputs; [`Case::instance`] makes the numbers from a seed. Suites group
+//! them: `dual` and `group` are the shapes (and input distributions) that the GPU MODE community measures and checks,
+//! `decode` what serving a few tokens needs, `edge` everything that has gone wrong in the wild or could, `adverse` what
+//! makes rounding errors of sums add up.
 
 use std::fmt;
 use std::str::FromStr;
@@ -83,11 +83,12 @@ pub enum Inputs {
     NegativeZero,
     /// As realistic, but all products of a column have one sign: sums grow along K, and so do errors.
     OneSign,
-    /// One product of 2²⁰ and then, all of the same sign, products of 15/32 or 27/64 of the last place of an f32 sum that large.
-    /// Added one by one each is lost; added by sixteens, or by thirty-twos, they end halfway between two numbers every time;
-    /// cut off two bits behind the last place, they lose nearly half of themselves.
+    /// One product of 2²⁰ and then, all of the same sign, products of 15/32 or 27/64 of the last place of an f32 sum
+    /// that large. Added one by one each is lost; added by sixteens, or by thirty-twos, they end halfway between two
+    /// numbers every time; cut off two bits behind the last place, they lose nearly half of themselves.
     Stagnant,
-    /// As realistic, with biases in every other group, the first among them, as large as the sums that they are added to.
+    /// As realistic, with biases in every other group, the first among them, as large as the sums that they are added
+    /// to.
     Biases,
     /// As realistic, with an input scale in every other group, the first among them: factors from 1/8 to 8.
     InputScales,
@@ -352,7 +353,8 @@ const SMALL_TOKEN_CODE: u8 = 0x33;
 /// Two weights of 1 and their scale of 2⁻⁴.
 const SMALL_WEIGHT: (u8, u8) = (0x22, 0x18);
 
-/// The operands of [`Inputs::Stagnant`]: a block with one large element, then small ones. Every other column is negative.
+/// The operands of [`Inputs::Stagnant`]: a block with one large element, then small ones. Every other column is
+/// negative.
 fn stagnant(codes: &mut [u8], scales: &mut [u8], k: usize, of_tokens: bool) {
     let rows = codes.chunks_exact_mut(k / 2).zip(scales.chunks_exact_mut(k / BLOCK)).enumerate();
     for (row, (codes, scales)) in rows {

@@ -1,12 +1,12 @@
 //! How long a computation takes on the device, by the device's own clock.
 //!
-//! Many calls are captured in one graph and the graph is timed between two events, so that neither the host nor the gaps
-//! between launches of a slow host count. The calls take turns with copies of weights, tokens and results, so many that
-//! nothing is left of a copy in the device's cache when its turn comes again. What is measured is all that a call queues: the
-//! expansion of tokens too.
+//! Many calls are captured in one graph and the graph is timed between two events, so that neither the host nor the
+//! gaps between launches of a slow host count. The calls take turns with copies of weights, tokens and results, so many
+//! that nothing is left of a copy in the device's cache when its turn comes again. What is measured is all that a call
+//! queues: the expansion of tokens too.
 //!
-//! A GPU that has been idle runs faster than one that has worked for a while: its clock falls when it draws more power than
-//! it may. So there are two figures: *burst*, after a pause, and *sustained*, after `LOAD` of the same work.
+//! A GPU that has been idle runs faster than one that has worked for a while: its clock falls when it draws more power
+//! than it may. So there are two figures: *burst*, after a pause, and *sustained*, after `LOAD` of the same work.
 
 use std::time::{Duration, Instant};
 
@@ -71,8 +71,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Times a call, as planned under a request, on a device. The layers, all of the same shapes, take turns, each with tokens and
-/// results of its own.
+/// Times a call, as planned under a request, on a device. The layers, all of the same shapes, take turns, each with
+/// tokens and results of its own.
 pub fn time(
     device: usize,
     layers: &[Layer],

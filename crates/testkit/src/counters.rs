@@ -41,9 +41,9 @@ pub fn small_layer(backend: &Simulated, problem: &Problem, config: &Config) -> R
     moe::check(&reference, 0..tokens, &result, &|activation| backend.layer_arithmetic(activation))
 }
 
-/// What a configuration's kernels do for one tile of a problem's first group on a simulator, counted: instructions by warp, turns lost to
-/// bank conflicts, and so on, each with its name; and how far their results are from the reference. No GPU is needed, and nothing is said
-/// about time.
+/// What a configuration's kernels do for one tile of a problem's first group on a simulator, counted: instructions by
+/// warp, turns lost to bank conflicts, and so on, each with its name; and how far their results are from the reference.
+/// No GPU is needed, and nothing is said about time.
 pub fn counters(backend: &Simulated, problem: &Problem, config: &Config) -> Result<(Vec<(&'static str, u64)>, Report)> {
     let whole = problem.groups()[0];
     let tile =

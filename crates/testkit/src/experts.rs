@@ -94,8 +94,8 @@ impl Layer {
         &self.weights
     }
 
-    /// The worst part of what the reference allows that a token's results are off by, what is added to them besides given. `routed` are the
-    /// token's experts that there are, with their weights.
+    /// The worst part of what the reference allows that a token's results are off by, what is added to them besides
+    /// given. `routed` are the token's experts that there are, with their weights.
     pub fn worst(&self, x: &[f32], routed: &[(u32, f32)], addend: &[f32], found: &[f32]) -> Result<f64> {
         let rows = routed.iter().map(|one| self.row(x, std::slice::from_ref(one))).collect::<Result<Vec<_>>>()?;
         let mut worst = 0f64;

@@ -1,7 +1,9 @@
-//! What Hammerhead is tested and measured with: for its tests, its command line and its referee, never in a user's build.
+//! What Hammerhead is tested and measured with: for its tests, its command line and its referee, never in a user's
+//! build.
 //!
-//! [`cases`] is one list of problems, each with its reason, and [`verify`] the one tester that every backend passes on them; [`moe`] is the same for layers of experts. [`clock`] times a
-//! GPU, [`counters`] counts what kernels do in the simulator, [`assembled`] says what they take of a device, and [`mutations`] breaks them on purpose.
+//! [`cases`] is one list of problems, each with its reason, and [`verify`] the one tester that every backend passes on
+//! them; [`moe`] is the same for layers of experts. [`clock`] times a GPU, [`counters`] counts what kernels do in the
+//! simulator, [`assembled`] says what they take of a device, and [`mutations`] breaks them on purpose.
 
 pub mod assembled;
 pub mod cases;

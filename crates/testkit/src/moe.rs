@@ -1,7 +1,7 @@
 //! Layers of experts as published models have them: for correctness, scaled down, and for speed, as they are.
 //!
-//! A [`Model`] is sizes, routing, gate and what stands beside the experts; [`Model::instance`] makes the numbers from a seed. Sizes are those
-//! of the published configurations.
+//! A [`Model`] is sizes, routing, gate and what stands beside the experts; [`Model::instance`] makes the numbers from a
+//! seed. Sizes are those of the published configurations.
 
 use fastrand::Rng;
 use format::{BLOCK, Dense, Values};
@@ -189,7 +189,8 @@ impl Model {
         Problem::layer(experts, [k, inner], self.gate, types, whole)
     }
 
-    /// A small copy with the same traits, in which a reference can be computed whole: a sixteenth of the experts and a thirty-second of the widths, about.
+    /// A small copy with the same traits, in which a reference can be computed whole: a sixteenth of the experts and a
+    /// thirty-second of the widths, about.
     pub fn scaled_down(self) -> Self {
         let width = |width: usize| (width / 32).next_multiple_of(BLOCK).max(3 * BLOCK);
         let [experts, top_k] = self.experts;
@@ -231,7 +232,8 @@ impl Model {
         (0..tokens * self.experts[0]).map(|_| normal(&mut rng)).collect()
     }
 
-    /// What one row costs in an MLP with an intermediate of this width: floating-point operations, and bytes of weights once per MLP.
+    /// What one row costs in an MLP with an intermediate of this width: floating-point operations, and bytes of weights
+    /// once per MLP.
     pub fn cost(&self, inner: usize) -> (f64, f64) {
         let elements = ((self.gate.matrices() + 1) * self.widths[0] * inner) as f64;
         (2.0 * elements, elements * (0.5 + 1.0 / BLOCK as f64))

@@ -1,6 +1,7 @@
 //! A layer of experts spread over the processes of an MPI program; README.md says how to run it.
 //!
-//! [`Spread`] is what a program would take over. `main` gives every process tokens of its own, and compares the results with those of the whole layer in one process, bit by bit.
+//! [`Spread`] is what a program would take over. `main` gives every process tokens of its own, and compares the results
+//! with those of the whole layer in one process, bit by bit.
 
 use std::error::Error;
 use std::path::PathBuf;

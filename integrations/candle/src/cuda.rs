@@ -1,4 +1,5 @@
-//! Tensors in a GPU's memory: their addresses are lent to a queue on candle's own stream, so that the work stands in it like candle's, and nothing is waited for.
+//! Tensors in a GPU's memory: their addresses are lent to a queue on candle's own stream, so that the work stands in it
+//! like candle's, and nothing is waited for.
 //!
 //! The layers must have been packed on that GPU: by an engine of the backend `cuda` alone.
 
@@ -15,8 +16,8 @@ use hammerhead::gpu::{DeviceOutput, DeviceTokens, Queue};
 
 use crate::tokens::{contiguous, theirs};
 
-/// A stream of candle's and what is queued there through this crate. The stream lives as long as its queue, and both as long as the process: queues keep
-/// working memory and what they know of earlier calls.
+/// A stream of candle's and what is queued there through this crate. The stream lives as long as its queue, and both as
+/// long as the process: queues keep working memory and what they know of earlier calls.
 struct Queued {
     stream: Arc<CudaStream>,
     queue: Queue,
@@ -30,8 +31,9 @@ static QUEUES: LazyLock<Mutex<Queues>> = LazyLock::new(Mutex::default);
 /// A tensor beside the tokens: what it is called in messages, and the tensor.
 pub(crate) type Beside<'a> = (&'static str, &'a CudaStorage, &'a Layout);
 
-/// Computes contiguous tokens `[…, k]` in f16, bf16 or f32 into results `[…, width]` of the same type. `enqueue` is given addresses that are valid in the
-/// queue's stream until what it queues is done, those of the tensors beside the tokens in their order.
+/// Computes contiguous tokens `[…, k]` in f16, bf16 or f32 into results `[…, width]` of the same type. `enqueue` is
+/// given addresses that are valid in the queue's stream until what it queues is done, those of the tensors beside the
+/// tokens in their order.
 pub(crate) fn compute<const N: usize>(
     name: &'static str,
     tokens: (&CudaStorage, &Layout),
@@ -69,7 +71,8 @@ pub(crate) fn compute_groups<const N: usize>(
     macro_rules! computed {
         ($values:expr, $kind:ident, $tokens:expr, $output:expr) => {{
             let bytes = element_bytes($values);
-            // SAFETY: whatever is there, the kernels that are queued below write every element before anything else in the stream reads one.
+            // SAFETY: whatever is there, the kernels that are queued below write every element before anything else in
+            // the stream reads one.
             let mut results = unsafe { device.alloc(rows * width) }?;
             {
                 let (from, _read) = $values.device_ptr(stream);
@@ -113,7 +116,8 @@ fn queued(stream: &Arc<CudaStream>) -> Result<Arc<Mutex<Queued>>> {
     if let Some(queued) = queues.get(&(device, handle)) {
         return Ok(Arc::clone(queued));
     }
-    // SAFETY: candle's stream belongs to the device's primary context; it is kept beside the queue, and dropped after it or never.
+    // SAFETY: candle's stream belongs to the device's primary context; it is kept beside the queue, and dropped after
+    // it or never.
     let queue = unsafe { Queue::on_stream(device, handle) }.map_err(theirs)?;
     let queued = Arc::new(Mutex::new(Queued { stream: Arc::clone(stream), queue }));
     queues.insert((device, handle), Arc::clone(&queued));

@@ -53,8 +53,8 @@ impl Experts {
         Ok(Self { parts: Arc::new(Parts { engine: Arc::clone(engine), experts, router }) })
     }
 
-    /// Reads and packs the experts of a model's layer, the shared one too, with the gate and the router's rule that the model declares. The product of
-    /// tokens and the router's own matrix is left to the model.
+    /// Reads and packs the experts of a model's layer, the shared one too, with the gate and the router's rule that the
+    /// model declares. The product of tokens and the router's own matrix is left to the model.
     pub fn from_checkpoint(
         engine: &Arc<Engine>,
         model: &Checkpoint,
@@ -82,7 +82,8 @@ impl Experts {
         tokens.contiguous()?.apply_op2_arc(&logits, Arc::new(Box::new(FromLogits(Arc::clone(&self.parts)))))
     }
 
-    /// Computes tokens `[…, k]` by the experts `ids` (u32, i32 or i64, `[…, top]`) with these weights (`[…, top]`). An expert that is not among these adds nothing.
+    /// Computes tokens `[…, k]` by the experts `ids` (u32, i32 or i64, `[…, top]`) with these weights (`[…, top]`). An
+    /// expert that is not among these adds nothing.
     pub fn forward_routed(&self, tokens: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Tensor> {
         let (ids, weights) = (ids.contiguous()?, weights.to_dtype(DType::F32)?.contiguous()?);
         tokens.contiguous()?.apply_op3_arc(&ids, &weights, Arc::new(Box::new(Given(Arc::clone(&self.parts)))))
@@ -113,7 +114,8 @@ impl Parts {
     ) -> Result<(CudaStorage, Shape)> {
         self.experts.queueable().map_err(theirs)?;
         cuda::compute(name, tokens, beside, self.experts.widths()[2], |queue, tokens, addresses, output| {
-            // SAFETY: `compute` gives addresses of tensors of these shapes that stay until the stream has done the work.
+            // SAFETY: `compute` gives addresses of tensors of these shapes that stay until the stream has done the
+            // work.
             #[allow(unsafe_code, reason = "lends tensors by their addresses")]
             unsafe {
                 queue.enqueue_experts(&self.experts, tokens, routing(addresses), output, None)

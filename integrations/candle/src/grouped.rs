@@ -83,7 +83,8 @@ impl CustomOp1 for Sorted {
         let layer = &self.parts.layer;
         let (operand, width) = ((storage, layout), layer.shapes()[0].0);
         cuda::compute_groups(self.name(), operand, [], width, &self.counts, |queue, tokens, [], outputs| {
-            // SAFETY: `compute_groups` gives addresses of tensors of these shapes that stay until the stream has done the work.
+            // SAFETY: `compute_groups` gives addresses of tensors of these shapes that stay until the stream has done
+            // the work.
             #[allow(unsafe_code, reason = "lends tensors by their addresses")]
             unsafe {
                 queue.enqueue(layer, tokens, outputs)

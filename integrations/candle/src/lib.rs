@@ -66,7 +66,8 @@ impl Mlp {
         Ok(Self { operation: OnTokens::shared("hammerhead-mlp", widths[2], engine, mlp), widths })
     }
 
-    /// Reads and packs the MLP of a layer that has one, with the gate that the model declares; of a layer with experts, the one that sees every token.
+    /// Reads and packs the MLP of a layer that has one, with the gate that the model declares; of a layer with experts,
+    /// the one that sees every token.
     pub fn from_checkpoint(
         engine: &Arc<Engine>,
         model: &Checkpoint,
@@ -176,7 +177,8 @@ impl<L: TokenLayer> CustomOp1 for OnTokens<L> {
 
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         cuda::compute(self.name, (storage, layout), [], self.width, |queue, tokens, [], output| {
-            // SAFETY: `compute` gives addresses of tensors of these shapes that stay until the stream has done the work.
+            // SAFETY: `compute` gives addresses of tensors of these shapes that stay until the stream has done the
+            // work.
             #[allow(unsafe_code, reason = "lends tensors by their addresses")]
             unsafe {
                 self.layer.enqueue(queue, tokens, output)

@@ -1,4 +1,5 @@
-//! Between candle's storages and the library's operands: tokens are borrowed where they lie, results become a storage of the tokens' type.
+//! Between candle's storages and the library's operands: tokens are borrowed where they lie, results become a storage
+//! of the tokens' type.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Error, Layout, Result, Shape, bail};

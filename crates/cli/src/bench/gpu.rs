@@ -1,9 +1,10 @@
-//! Timings by a GPU's own clock: how long one call takes on the device, and how near that is to what the device could do.
+//! Timings by a GPU's own clock: how long one call takes on the device, and how near that is to what the device could
+//! do.
 //!
-//! Each case is checked first, through the host's memory. Then calls on the device's memory are timed as [`clock`] does it:
-//! graphs of calls, weights and tokens and results in rotation beyond the device's cache, after a pause (burst) and under load
-//! (sustained). Tokens are f16, as most who run quantised weights on Hopper have them, and NVFP4, whose expansion is
-//! part of the time.
+//! Each case is checked first, through the host's memory. Then calls on the device's memory are timed as [`clock`] does
+//! it: graphs of calls, weights and tokens and results in rotation beyond the device's cache, after a pause (burst) and
+//! under load (sustained). Tokens are f16, as most who run quantised weights on Hopper have them, and NVFP4, whose
+//! expansion is part of the time.
 
 use std::slice;
 
@@ -23,8 +24,8 @@ use crate::selection::Chosen;
 use crate::timing::Spread;
 use crate::{Error, Result, console};
 
-/// What the device's tensor cores reach in half precision on large matrices of random numbers. Measured once on an H200 with
-/// NVIDIA's library (8192 × 8192 × 8192, 769 to 798 · 10¹²): there is none here to measure it with.
+/// What the device's tensor cores reach in half precision on large matrices of random numbers. Measured once on an H200
+/// with NVIDIA's library (8192 × 8192 × 8192, 769 to 798 · 10¹²): there is none here to measure it with.
 const TENSOR_FLOPS: f64 = 790e12;
 /// Bytes in rotation, as a multiple of the device's cache.
 const ROTATION: usize = 4;

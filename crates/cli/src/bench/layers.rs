@@ -1,7 +1,8 @@
 //! Layers of experts as models have them, by the host's clock, from a router's logits to the combined result.
 //!
-//! Layers are as large as the models' own. Copies of a layer and routings are taken in turn, so that no call finds in a cache what the last
-//! one read. The floor is the larger of what the experts that are hit take to read and of what the rows take to compute.
+//! Layers are as large as the models' own. Copies of a layer and routings are taken in turn, so that no call finds in a
+//! cache what the last one read. The floor is the larger of what the experts that are hit take to read and of what the
+//! rows take to compute.
 
 use std::time::Instant;
 

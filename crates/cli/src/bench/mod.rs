@@ -1,5 +1,6 @@
-//! `hammerhead bench`: how fast, and how near to what the machine could do. The host's clock times cold and warm weights
-//! (`rounds`), whole layers of experts (`layers`), or the planner's choice against its other candidates (`regret`); where a GPU is asked for by name, the device's own clock times calls on its memory (`gpu`).
+//! `hammerhead bench`: how fast, and how near to what the machine could do. The host's clock times cold and warm
+//! weights (`rounds`), whole layers of experts (`layers`), or the planner's choice against its other candidates
+//! (`regret`); where a GPU is asked for by name, the device's own clock times calls on its memory (`gpu`).
 
 mod args;
 mod checked;

@@ -1,5 +1,5 @@
-//! What was measured as one page. Records of others stand beside it, problem by problem, and every number of a bar is in a
-//! table too.
+//! What was measured as one page. Records of others stand beside it, problem by problem, and every number of a bar is
+//! in a table too.
 
 use super::reading::{Record, Row, Times};
 use crate::page::{self, escape};

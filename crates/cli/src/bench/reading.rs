@@ -1,10 +1,11 @@
 //! Records as they are read back: what `bench --json` writes, and what `benchmarks/beside.py` and
 //! `benchmarks/h200/peers.py` write beside it.
 //!
-//! A record is a JSON object with a list `cases`. Of a case, `problem` is needed, and a summary of times in seconds under at
-//! least one of `cold`, `warm`, `burst` and `sustained`: its `median`, and where they are known `best`, `p25`, `p75`, `p10`,
-//! `p90` and `samples`. `activation`, `gate`, `output`, `backend`, `config` and `floor_seconds` say more; `who` names who
-//! computed, where that is not hammerhead. `peers.py` writes a list `shapes` instead, with medians in microseconds.
+//! A record is a JSON object with a list `cases`. Of a case, `problem` is needed, and a summary of times in seconds
+//! under at least one of `cold`, `warm`, `burst` and `sustained`: its `median`, and where they are known `best`, `p25`,
+//! `p75`, `p10`, `p90` and `samples`. `activation`, `gate`, `output`, `backend`, `config` and `floor_seconds` say more;
+//! `who` names who computed, where that is not hammerhead. `peers.py` writes a list `shapes` instead, with medians in
+//! microseconds.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -51,7 +52,8 @@ pub struct Times {
 }
 
 impl Times {
-    /// The middle half of the samples. Records of before it was kept have the middle eight tenths: then the second is false.
+    /// The middle half of the samples. Records of before it was kept have the middle eight tenths: then the second is
+    /// false.
     pub fn range(&self) -> Option<((f64, f64), bool)> {
         let half = self.p25.zip(self.p75).map(|range| (range, true));
         half.or_else(|| self.p10.zip(self.p90).map(|range| (range, false)))

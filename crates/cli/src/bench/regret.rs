@@ -1,9 +1,9 @@
 //! `hammerhead bench --regret`: what the planner's choice costs beside the best of its candidates.
 //!
-//! For each case and each backend every candidate whose prediction is not hopeless is timed in rounds, one after another, with cold
-//! weights; those that are far behind drop out. The least median is the best candidate. As the least of many noisy medians
-//! flatters itself, it then meets the planned one in rounds of their own, and the median of those pairs' ratios is the regret: 1.00 where
-//! the planner chose the best.
+//! For each case and each backend every candidate whose prediction is not hopeless is timed in rounds, one after
+//! another, with cold weights; those that are far behind drop out. The least median is the best candidate. As the least
+//! of many noisy medians flatters itself, it then meets the planned one in rounds of their own, and the median of those
+//! pairs' ratios is the regret: 1.00 where the planner chose the best.
 
 use hammerhead::{Backend, Config, Engine, Plan, Problem, Request, cpu};
 use serde::Serialize;

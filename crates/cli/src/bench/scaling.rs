@@ -1,7 +1,7 @@
 //! What threads and grouping bring: a case against itself on one thread, and against its groups one after another.
 //!
-//! The rivals are timed in the same rounds as the case, each with cold weights, and each round gives one ratio: so a slow
-//! minute of a shared machine falls on both sides of it.
+//! The rivals are timed in the same rounds as the case, each with cold weights, and each round gives one ratio: so a
+//! slow minute of a shared machine falls on both sides of it.
 
 use format::{Dense, Matrix, Values};
 use hammerhead::{Activations, Engine, Layer, Problem, Shape};

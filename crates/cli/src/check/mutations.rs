@@ -1,4 +1,5 @@
-//! `hammerhead check --mutations`: how many plausible mistakes in a kernel are found by its launch file and the schedules.
+//! `hammerhead check --mutations`: how many plausible mistakes in a kernel are found by its launch file and the
+//! schedules.
 
 use std::collections::BTreeMap;
 

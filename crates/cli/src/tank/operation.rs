@@ -10,7 +10,8 @@ use tank::operations::folder::import::Imported;
 
 use crate::{Error, Result, console};
 
-/// Write a complete small operation to begin from: a folder with its description, its reference, a baseline and two contestants
+/// Write a complete small operation to begin from: a folder with its description, its reference, a baseline and two
+/// contestants
 #[derive(Debug, ClapArgs)]
 #[command(
     long_about = "Write a complete small operation to begin from, as a folder: operation.toml (shapes, tensors, tolerance), \

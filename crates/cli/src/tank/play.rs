@@ -75,8 +75,8 @@ pub struct Args {
     /// Begin anew although the season is finished, or was begun in another form
     #[arg(long)]
     again: bool,
-    /// How long all sittings together may take, for example 90s, 10m or 2h: the noise is measured first, and as much is timed as fits
-    /// [default: 10m for the built-in season; without one, as long as the settings' looks take]
+    /// How long all sittings together may take, for example 90s, 10m or 2h: the noise is measured first, and as much is
+    /// timed as fits [default: 10m for the built-in season; without one, as long as the settings' looks take]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     budget: Option<Duration>,
     /// Build this pitch whatever the vote says; both go into the ledger

@@ -48,8 +48,8 @@ pub struct Args {
     /// machine has]
     #[arg(long, value_name = "NAME", value_parser = known_backend)]
     backend: Vec<String>,
-    /// Check this configuration, any part of one, with the keys of `hammerhead run --config`; may be given several times
-    /// [default: a range of them]
+    /// Check this configuration, any part of one, with the keys of `hammerhead run --config`; may be given several
+    /// times [default: a range of them]
     #[arg(long, value_name = "KEY=VALUE,…")]
     config: Vec<Request>,
     /// Threads to use [default: as many as this process may run on]
@@ -84,8 +84,8 @@ struct Summary {
     bound_used: Vec<Used>,
 }
 
-/// How much of what the bound allows a backend's worst result took, in a suite's cases of one output type: casts to half
-/// precision take all of it, so that single precision tells more.
+/// How much of what the bound allows a backend's worst result took, in a suite's cases of one output type: casts to
+/// half precision take all of it, so that single precision tells more.
 #[derive(Serialize)]
 struct Used {
     suite: String,
@@ -257,8 +257,8 @@ fn judged(report: &Report, instance: &Instance) -> bool {
     report.passed() && (report.compared > 0) == something
 }
 
-/// The ways in which a case is tried on an engine's backend, each once, and how many the backend called illegal; or why the
-/// backend refuses the case whatever the configuration.
+/// The ways in which a case is tried on an engine's backend, each once, and how many the backend called illegal; or why
+/// the backend refuses the case whatever the configuration.
 fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<Result<(Vec<Plan>, usize), String>> {
     let plan = |request: &Request| Plan::best(problem.clone(), &engine.backends(), request, engine.threads());
     let planned = match plan(&Request::default()) {

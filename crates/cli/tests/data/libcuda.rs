@@ -1,9 +1,9 @@
 //! A CUDA driver that is none, for tests of what is said where a driver or a GPU is not as it should be.
 //!
-//! `rustc --crate-type cdylib libcuda.rs -o libcuda.so.1` makes the library; a program finds it by `LD_LIBRARY_PATH`. It
-//! has a GPU whose memory is the host's and whose kernels compute nothing. `FAKE_DRIVER` says what else is wrong with
-//! it, as words: `init=802` (what `cuInit` answers), `version=12040`, `devices=0`, `capability=100`, `link=209` (what
-//! its linker answers), `load=222` (what its compiler answers), `run=719` (what waiting for a kernel answers) or
+//! `rustc --crate-type cdylib libcuda.rs -o libcuda.so.1` makes the library; a program finds it by `LD_LIBRARY_PATH`.
+//! It has a GPU whose memory is the host's and whose kernels compute nothing. `FAKE_DRIVER` says what else is wrong
+//! with it, as words: `init=802` (what `cuInit` answers), `version=12040`, `devices=0`, `capability=100`, `link=209`
+//! (what its linker answers), `load=222` (what its compiler answers), `run=719` (what waiting for a kernel answers) or
 //! `run=hangs`. Built with `--cfg old`, it lacks the functions that came last.
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]

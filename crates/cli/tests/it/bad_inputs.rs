@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Group, Operand, Random, assert_refused, hammerhead, stderr};
+use crate::common::{Group, Operand, Random, assert_refused, command, hammerhead, stderr};
 use format::tensors::{self, Dtype, Tensor};
 use tempfile::TempDir;
 
@@ -350,4 +350,17 @@ fn a_failed_run_leaves_an_earlier_result_as_it_was() {
     let output = place.run(&["--config", "tile=16x5"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(fs::read_to_string(place.output()).unwrap(), "earlier");
+}
+
+#[test]
+fn text_that_is_no_number_is_refused_in_words() {
+    for (args, words) in [
+        (["sim", "--seeds", "many"], "'many' for '--seeds"),
+        (["run", "--seed", "-"], "a whole number is expected"),
+        (["run", "--seed", "99999999999999999999999"], "the number is too large"),
+    ] {
+        let output = command().args(args).output().unwrap();
+        let said = stderr(&output);
+        assert!(output.status.code() == Some(2) && said.contains(words) && !said.contains("digit found"), "{said}");
+    }
 }

@@ -1,5 +1,5 @@
-//! The commands on whole models that the real packages wrote: what they say of them, what they decode them to, and what a
-//! layer of them computes.
+//! The commands on whole models that the real packages wrote: what they say of them, what they decode them to, and what
+//! a layer of them computes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

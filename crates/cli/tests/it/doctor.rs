@@ -1,4 +1,5 @@
-//! `hammerhead doctor`: what it finds in checkpoints that the real packages wrote, and in copies that were broken one way each.
+//! `hammerhead doctor`: what it finds in checkpoints that the real packages wrote, and in copies that were broken one
+//! way each.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The GPU's side of the command: its kernels as text, the simulator as a backend and as an adversary, and what is said where
-//! there is no GPU.
+//! The GPU's side of the command: its kernels as text, the simulator as a backend and as an adversary, and what is said
+//! where there is no GPU.
 
 use std::process::Command;
 

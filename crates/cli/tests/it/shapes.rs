@@ -1,5 +1,5 @@
-//! `run`, `verify` and `bench` on shapes from the command line: computed with the gate and the types that were asked for, and
-//! refused in words where they cannot be.
+//! `run`, `verify` and `bench` on shapes from the command line: computed with the gate and the types that were asked
+//! for, and refused in words where they cannot be.
 
 use crate::common::{assert_refused, hammerhead, stderr, succeed};
 use serde_json::Value;

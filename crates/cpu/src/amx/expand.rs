@@ -2,8 +2,8 @@
 //!
 //! The way goes through half precision, where there is a vector multiplication: a table look-up makes 2⁸·w, the scale's
 //! byte shifted by seven is 2⁻⁸·s, and their product w·s is exact. Shifting its fields right by three makes it a bf16
-//! number that is 2⁻¹¹² times as large (the exponent's bias differs by 112), without ever being subnormal. In half precision
-//! w·s is not subnormal either: it is 2⁻¹⁰ at least, and the smallest normal number 2⁻¹⁴.
+//! number that is 2⁻¹¹² times as large (the exponent's bias differs by 112), without ever being subnormal. In half
+//! precision w·s is not subnormal either: it is 2⁻¹⁰ at least, and the smallest normal number 2⁻¹⁴.
 
 use std::arch::x86_64::*;
 
@@ -13,8 +13,8 @@ use crate::pack::COLUMNS;
 /// What weights expanded to bf16 are smaller by, as a power of two: half precision's exponent bias is 15, bf16's 127.
 pub(super) const WEIGHT_EXPONENT: i32 = 127 - 15;
 
-/// Half precision of 2⁸ times each code's value, twice: the look-up reads five bits, one of them a neighbour's. Minus zero
-/// is entered as zero.
+/// Half precision of 2⁸ times each code's value, twice: the look-up reads five bits, one of them a neighbour's. Minus
+/// zero is entered as zero.
 const TABLE: [u16; 32] = {
     const MAGNITUDES: [u16; 8] = [0, 0x5800, 0x5C00, 0x5E00, 0x6000, 0x6200, 0x6400, 0x6600];
     let mut table = [0; 32];
@@ -77,8 +77,8 @@ impl<const F16: bool> Expander<F16> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
     #[inline]
     pub(super) unsafe fn block(&self, scales: *const u8, codes: *const u8, out: *mut HalfTile) {
-        // SAFETY: the caller promises 16 scales, 128 bytes of codes (of which vectors begin at 0, 1 and 64) and room for eight
-        // rows of 64 bytes, aligned.
+        // SAFETY: the caller promises 16 scales, 128 bytes of codes (of which vectors begin at 0, 1 and 64) and room
+        // for eight rows of 64 bytes, aligned.
         unsafe {
             let scales = _mm512_broadcast_i32x4(_mm_loadu_si128(scales.cast()));
             let scales = _mm512_castsi512_ph(_mm512_srli_epi16::<1>(_mm512_shuffle_epi8(scales, self.spread)));

@@ -4,16 +4,16 @@
 //! in the f32 sums. Tokens that bf16 cannot hold are split into parts that it can (an f16 into two, an f32 into three):
 //! each part is a row of its own and the rows' sums are added in the end. Nothing is rounded but the sums.
 //!
-//! Processors with AMX-FP16 multiply tiles of f16 as well: there f16 tokens are one part, unless some are so small beside the
-//! largest that they would be subnormal, which that instruction may take for zero. Both kinds of tile go through the same
-//! loops. No such processor was at hand: its tiles are tested up to the instruction, which has not been run.
+//! Processors with AMX-FP16 multiply tiles of f16 as well: there f16 tokens are one part, unless some are so small
+//! beside the largest that they would be subnormal, which that instruction may take for zero. Both kinds of tile go
+//! through the same loops. No such processor was at hand: its tiles are tested up to the instruction, which has not
+//! been run.
 //!
 //! `expand` makes tiles of packed weights and `tokens` of activations, each scaled by a power of two so that no sum is
-//! subnormal, which AMX would take for zero. A tile product takes 16 cycles, and in its shade the vector units have time
-//! to expand weights, if the products' own operands come quickly enough: tokens from L2, weights,
-//! just expanded, from the first. Three loops do that: `stream` for a tile whose sums stay in registers along all of K,
-//! `resident` for one of many tokens and many columns, whose tokens come from L1 as well, and `walk`
-//! for any other.
+//! subnormal, which AMX would take for zero. A tile product takes 16 cycles, and in its shade the vector units have
+//! time to expand weights, if the products' own operands come quickly enough: tokens from L2, weights, just expanded,
+//! from the first. Three loops do that: `stream` for a tile whose sums stay in registers along all of K, `resident` for
+//! one of many tokens and many columns, whose tokens come from L1 as well, and `walk` for any other.
 
 mod expand;
 mod resident;
@@ -100,7 +100,8 @@ impl InstructionSet for Amx {
     }
 }
 
-/// Parts that tokens of this type become as a rule: f16 tokens whose range is too wide for tiles of f16 still become two.
+/// Parts that tokens of this type become as a rule: f16 tokens whose range is too wide for tiles of f16 still become
+/// two.
 fn planned_parts(activation: Activation) -> usize {
     if activation == Activation::F16 && processor_has_f16_tiles() { 1 } else { parts(activation) }
 }
@@ -126,7 +127,8 @@ fn ask_for_tiles() -> bool {
     if leaf.edx & TILES_AND_BF16 != TILES_AND_BF16 || !is_x86_feature_detected!("xsave") {
         return false;
     }
-    // SAFETY: `xsave` is detected only where the processor has it and the system has enabled it, so XGETBV can be executed.
+    // SAFETY: `xsave` is detected only where the processor has it and the system has enabled it, so XGETBV can be
+    // executed.
     unsafe { _xgetbv(0) & STATE == STATE }
 }
 
@@ -137,7 +139,8 @@ fn permitted() -> bool {
     let ask = || {
         const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
         const TILE_DATA: usize = 18;
-        // SAFETY: this request takes two numbers, reads and writes no memory of ours, and changes nothing but a permission.
+        // SAFETY: this request takes two numbers, reads and writes no memory of ours, and changes nothing but a
+        // permission.
         unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
     };
     #[cfg(not(target_os = "linux"))]
@@ -157,8 +160,8 @@ impl<const F16: bool> Expand for AmxKernel<F16> {
 
     #[inline(always)]
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16 scales and 128
-        // bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16
+        // scales and 128 bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
         unsafe { Expander::<F16>::new().block(scales.as_ptr(), codes.as_ptr(), out) }
     }
 }
@@ -197,8 +200,8 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
-        // `enter` returned, so that their tiles are configured.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold
+        // what `enter` returned, so that their tiles are configured.
         unsafe { walk::multiply::<F16, _>(product, ahead) }
     }
 
@@ -207,8 +210,8 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
         let stream =
             Stream::<F16> { tokens: &groups, weights: &weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
-        // `enter` returned, so that their tiles are configured.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold
+        // what `enter` returned, so that their tiles are configured.
         unsafe { stream.run() }
     }
 
@@ -217,14 +220,15 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
         let (ring, sums) = (tile.ring, tile.sums);
         let resident = Resident::<F16> { tokens: &groups, weights: &weights, next: &tile.next, ring, sums };
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold what
-        // `enter` returned, so that their tiles are configured.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold
+        // what `enter` returned, so that their tiles are configured.
         unsafe { resident.run() }
         true
     }
 
     fn enter(&self) -> impl Sized {
-        // SAFETY: the schedule runs this kernel only where `available` found the instructions and was granted the tiles.
+        // SAFETY: the schedule runs this kernel only where `available` found the instructions and was granted the
+        // tiles.
         unsafe { Configured::until_dropped() }
     }
 

@@ -1,16 +1,16 @@
-//! Many tokens against many panels: 48 rows by 256 of K stay in L1 while every panel of the tile passes
-//! by, so that the products' operands come from there. What moves instead are the sums: a tile in and a tile out for every
-//! eight products.
+//! Many tokens against many panels: 48 rows by 256 of K stay in L1 while every panel of the tile passes by, so that the
+//! products' operands come from there. What moves instead are the sums: a tile in and a tile out for every eight
+//! products.
 //!
 //! K is walked in stretches of 256, a stretch in *blocks* of up to three groups of rows, and for each block all panels.
 //! A panel's stretch is expanded two tiles ahead of its products, between them, as `stream` does it. The packed bytes
 //! come from memory once for all blocks: during a stretch those of the next one are fetched into L2, and its tokens
 //! too.
 //!
-//! L1 is nearly full of tokens, so sums must not linger there. They are loaded past it; and as a store
-//! needs its line there, that is asked for shortly before the store: a line that is loaded at the beginning of a panel and
-//! stored at the end would be thrown out in between, and fetched twice. Without that the loop is no faster than `stream`;
-//! with it, it takes a sixth to a quarter less.
+//! L1 is nearly full of tokens, so sums must not linger there. They are loaded past it; and as a store needs its line
+//! there, that is asked for shortly before the store: a line that is loaded at the beginning of a panel and stored at
+//! the end would be thrown out in between, and fetched twice. Without that the loop is no faster than `stream`; with
+//! it, it takes a sixth to a quarter less.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -103,7 +103,8 @@ impl<const F16: bool> Resident<'_, F16> {
                 let then = self.weights[0][then].as_ptr();
                 let pass = Pass { groups, chunks: start..end, block, blocks, then, half };
                 half = (half + panels * (end - start)) % 2;
-                // SAFETY: `pass` wants what this function's caller promises, and what is asserted above; `then` is a chunk.
+                // SAFETY: `pass` wants what this function's caller promises, and what is asserted above; `then` is a
+                // chunk.
                 unsafe {
                     match pass.groups.len() {
                         1 => self.pass::<1>(pass),
@@ -132,8 +133,8 @@ impl<const F16: bool> Resident<'_, F16> {
         let tokens: [*const u8; GROUPS] =
             std::array::from_fn(|group| self.tokens[groups.start + group][2 * chunks.start..].as_ptr().cast());
         let sums = self.sums[groups.start * TILE_ROWS..].as_mut_ptr().cast::<u8>();
-        // This block's share of what is fetched for the next stretch, for each panel: lines of its own tokens, and of the
-        // panel's chunks.
+        // This block's share of what is fetched for the next stretch, for each panel: lines of its own tokens, and of
+        // the panel's chunks.
         let token_lines = (GROUPS * 2 * count * size_of::<TokenTile>() / LINE).div_ceil(panels);
         let weight_lines = (count * CHUNK_BYTES / LINE).div_ceil(blocks);
         let (token_step, weight_step) = (token_lines.div_ceil(2 * count), weight_lines.div_ceil(2 * count));
@@ -160,9 +161,9 @@ impl<const F16: bool> Resident<'_, F16> {
             };
             let mut fetched = following;
             let mut a = tokens;
-            // SAFETY: `w` points to the chunk that is expanded, one of the panel's, or the first of what follows; `a` to two
-            // tiles of its group for each chunk; a place in the ring is one of its eight; the sums of the block stand
-            // together in every panel's.
+            // SAFETY: `w` points to the chunk that is expanded, one of the panel's, or the first of what follows; `a`
+            // to two tiles of its group for each chunk; a place in the ring is one of its eight; the sums of the block
+            // stand together in every panel's.
             unsafe {
                 let new = sums.add(panel * rows * size_of::<Lanes>());
                 let mut owned = new;

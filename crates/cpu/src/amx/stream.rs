@@ -2,8 +2,9 @@
 //!
 //! While 64 of K are multiplied, the next 64 are expanded, a block or two between any two tile products: the processor
 //! looks only so far, and a longer stretch of other work would hide the next product from it. Few tokens meet gate and
-//! up together: one group of rows two or four panels, two groups two. Three to five groups meet one panel after the other:
-//! then each expanded weight is used often enough to hide its expansion, and there are registers to load tokens ahead.
+//! up together: one group of rows two or four panels, two groups two. Three to five groups meet one panel after the
+//! other: then each expanded weight is used often enough to hide its expansion, and there are registers to load tokens
+//! ahead.
 //!
 //! Step s along K reads the quarter s mod 4 of each panel's page of the ring, and the expansion writes the quarter two
 //! further on: so no load has the low 12 address bits of a store that is still under way, which the processor would
@@ -35,8 +36,8 @@ pub(super) struct Stream<'a, const F16: bool> {
 
 /// Half tiles of a page.
 pub(super) const RING: usize = 8;
-/// How far ahead of the expansion weights are fetched, in chunks. Between two and eight it makes next to no difference: the
-/// processor's own prefetchers are ahead of that.
+/// How far ahead of the expansion weights are fetched, in chunks. Between two and eight it makes next to no difference:
+/// the processor's own prefetchers are ahead of that.
 const FETCH_AHEAD: usize = 4;
 
 impl<const F16: bool> Stream<'_, F16> {
@@ -93,8 +94,8 @@ impl<const F16: bool> Stream<'_, F16> {
         let mut a: [*const u8; GROUPS] = std::array::from_fn(|group| self.tokens[group].as_ptr().cast());
         let mut w: [*const u8; PANELS] = std::array::from_fn(|panel| self.weights[panel].as_ptr().cast());
         let mut fetched = w.map(|panel| panel.wrapping_add(FETCH_AHEAD * CHUNK_BYTES));
-        // SAFETY: in all that follows `w` points to the chunk that is expanded, one of the panel's; `a` to a tile of the
-        // group's; a place in the ring is a multiple of half tiles below `PANELS * RING` (all asserted above).
+        // SAFETY: in all that follows `w` points to the chunk that is expanded, one of the panel's; `a` to a tile of
+        // the group's; a place in the ring is a multiple of half tiles below `PANELS * RING` (all asserted above).
         unsafe {
             // Block `block` of half `half` of the chunk, to step `step` of the ring.
             macro_rules! expand {

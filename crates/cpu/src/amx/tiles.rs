@@ -1,10 +1,11 @@
 //! The tile instructions, and the shape that all eight tiles have: 16 rows of 64 bytes.
 //!
-//! Each instruction is a piece of inline assembly of its own, with other code between them, and what one leaves in a tile another
-//! reads. To the compiler such a piece says which tile it changes; that a tile keeps its contents from one piece to the
-//! next it does not promise by itself, but has no way to break: it uses tile registers only in functions with the target
-//! features `amx-*`, which no function of this crate has and which stable Rust does not let any have, and functions that
-//! are called in between (of ours, without AMX) do not either. The pieces are not marked `pure`, so they keep their order.
+//! Each instruction is a piece of inline assembly of its own, with other code between them, and what one leaves in a
+//! tile another reads. To the compiler such a piece says which tile it changes; that a tile keeps its contents from one
+//! piece to the next it does not promise by itself, but has no way to break: it uses tile registers only in functions
+//! with the target features `amx-*`, which no function of this crate has and which stable Rust does not let any have,
+//! and functions that are called in between (of ours, without AMX) do not either. The pieces are not marked `pure`, so
+//! they keep their order.
 
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -28,9 +29,9 @@ pub(super) struct HalfTile(pub [[u16; 2 * COLUMNS]; BLOCK / 2]);
 #[repr(C, align(1024))]
 pub(super) struct TokenTile(pub [[u16; TILE_K]; TILE_ROWS]);
 
-/// Tiles of this shape, the thread's until this is dropped. Calls of functions keep neither tiles nor their shape (so the
-/// system's calling convention says), so there is nothing of a caller's to put back. Left in use, they would make every switch
-/// between threads save eight kilobytes.
+/// Tiles of this shape, the thread's until this is dropped. Calls of functions keep neither tiles nor their shape (so
+/// the system's calling convention says), so there is nothing of a caller's to put back. Left in use, they would make
+/// every switch between threads save eight kilobytes.
 pub(super) struct Configured {
     of_this_thread: PhantomData<*const ()>,
 }
@@ -53,8 +54,8 @@ impl Configured {
         let mut shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         shapes.row_bytes[..8].fill(64);
         shapes.rows[..8].fill(TILE_ROWS as u8);
-        // SAFETY: the processor has the instruction (promised by the caller); the 64 bytes read are the structure's, and describe
-        // a shape that palette 1 has, so it does not fault. It sets all tiles to zero, which are declared.
+        // SAFETY: the processor has the instruction (promised by the caller); the 64 bytes read are the structure's,
+        // and describe a shape that palette 1 has, so it does not fault. It sets all tiles to zero, which are declared.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &shapes, out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack, readonly, preserves_flags))
@@ -65,8 +66,8 @@ impl Configured {
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        // SAFETY: whoever made this promised that the processor has AMX. What the tiles held is not needed any more: products
-        // are stored by the functions that make them. They are declared, as above.
+        // SAFETY: whoever made this promised that the processor has AMX. What the tiles held is not needed any more:
+        // products are stored by the functions that make them. They are declared, as above.
         unsafe {
             asm!("tilerelease", out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
                 out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack, nomem, preserves_flags))

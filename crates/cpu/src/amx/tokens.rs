@@ -1,9 +1,9 @@
 //! Tokens as tiles: quantised ones in one part of bf16, dense ones in as many as hold all their bits; and f16
 //! tokens as they are, for processors that multiply tiles of f16.
 //!
-//! Tokens are scaled up by a power of two, because expanded weights are scaled down by one: so the sums stand in the middle
-//! of f32's range. AMX takes subnormal numbers for zero, and there are none, but for products 2¹²⁴ times smaller than
-//! their group's largest activation.
+//! Tokens are scaled up by a power of two, because expanded weights are scaled down by one: so the sums stand in the
+//! middle of f32's range. AMX takes subnormal numbers for zero, and there are none, but for products 2¹²⁴ times smaller
+//! than their group's largest activation.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -79,8 +79,8 @@ pub(super) fn f16_exponent(source: GroupTokens<'_>) -> i32 {
     source.exponent_to(15)
 }
 
-/// Whether f16 tokens, so scaled, are normal numbers or zero. Matrix instructions may take subnormal ones for zero, and forty
-/// powers of two from a subnormal number to the largest are more than the thirty of f16's normal ones.
+/// Whether f16 tokens, so scaled, are normal numbers or zero. Matrix instructions may take subnormal ones for zero, and
+/// forty powers of two from a subnormal number to the largest are more than the thirty of f16's normal ones.
 pub(super) fn fit_f16(source: GroupTokens<'_>) -> bool {
     let Activations::Dense(dense) = source.activations else { return false };
     let Values::F16(values) = dense.values() else { return false };
@@ -166,7 +166,8 @@ struct Places<'a> {
 }
 
 impl Places<'_> {
-    /// Takes the leading 8 bits off every value, as bf16, for each part in turn, and puts them into its row of the tile.
+    /// Takes the leading 8 bits off every value, as bf16, for each part in turn, and puts them into its row of the
+    /// tile.
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     fn put(&mut self, tile: usize, mut values: [__m512; 2]) {
@@ -188,8 +189,8 @@ impl Places<'_> {
     }
 }
 
-/// Puts a row of quantised tokens into a row of the tiles: the weights' expansion, with the tokens' power of two added to
-/// the exponent of what is not zero.
+/// Puts a row of quantised tokens into a row of the tiles: the weights' expansion, with the tokens' power of two added
+/// to the exponent of what is not zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
 fn expand_row(matrix: &Matrix<'_>, row: usize, to: usize, out: &mut [TokenTile]) {
     const LIFT: i16 = ((QUANTISED_EXPONENT + WEIGHT_EXPONENT) << 7) as i16;

@@ -56,9 +56,9 @@ struct Walk<'a, const F16: bool, K: Kernel> {
 }
 
 impl<const F16: bool, K: Kernel<Block = HalfTile, Token = TokenTile>> Walk<'_, F16, K> {
-    /// `GROUPS` groups of rows against `PANELS` panels: the sums of group g and panel p are in tile 2·g + p. Between any two
-    /// tile products there is room for a part of what is ahead: the processor looks only so far, and a longer stretch of
-    /// other work would hide the next product from it.
+    /// `GROUPS` groups of rows against `PANELS` panels: the sums of group g and panel p are in tile 2·g + p. Between
+    /// any two tile products there is room for a part of what is ahead: the processor looks only so far, and a longer
+    /// stretch of other work would hide the next product from it.
     ///
     /// # Safety
     ///
@@ -94,9 +94,9 @@ impl<const F16: bool, K: Kernel<Block = HalfTile, Token = TokenTile>> Walk<'_, F
                 }
             };
         }
-        // SAFETY: the processor has the instructions and the tiles are configured (promised by the caller). Every pointer was
-        // taken from a slice that has the tiles that are read or written through it: `tiles` of them for tokens and weights,
-        // behind the last of which it is moved but not read, and one for sums.
+        // SAFETY: the processor has the instructions and the tiles are configured (promised by the caller). Every
+        // pointer was taken from a slice that has the tiles that are read or written through it: `tiles` of them for
+        // tokens and weights, behind the last of which it is moved but not read, and one for sums.
         unsafe {
             // For the tiles of sums that there are.
             macro_rules! each_sum {

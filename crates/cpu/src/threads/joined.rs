@@ -1,9 +1,10 @@
 //! The host's OpenMP team while it is prompt, threads of our own while it is not.
 //!
-//! Right after an operation of the host's its team is awake and ours would share the cores with it, so joining it costs least: on a quiet machine a call then takes as long as alone,
-//! and on threads of our own up to 1.75 times as long. But a parallel region ends when its last thread comes back. Where another process holds that
-//! thread's core, that takes a slice of the scheduler's: 8 ms were measured where threads of our own took 2. So every region is
-//! watched, and one that keeps its caller waiting sends the next runs to our own threads, for longer each time.
+//! Right after an operation of the host's its team is awake and ours would share the cores with it, so joining it costs
+//! least: on a quiet machine a call then takes as long as alone, and on threads of our own up to 1.75 times as long.
+//! But a parallel region ends when its last thread comes back. Where another process holds that thread's core, that
+//! takes a slice of the scheduler's: 8 ms were measured where threads of our own took 2. So every region is watched,
+//! and one that keeps its caller waiting sends the next runs to our own threads, for longer each time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -1,9 +1,10 @@
-//! Threads to compute on: our own (`pool`), those of an OpenMP runtime that the host program has loaded (`openmp`), whichever of the two is better
-//! at the time (`joined`), the host's
-//! own through a function of its (`parallel_for`), or whatever else implements [`Workers`](op::Workers).
+//! Threads to compute on: our own (`pool`), those of an OpenMP runtime that the host program has loaded (`openmp`),
+//! whichever of the two is better at the time (`joined`), the host's own through a function of its (`parallel_for`), or
+//! whatever else implements [`Workers`](op::Workers).
 //!
-//! All of them make the same promise by the same means (`tickets`): a run is so many calls of one piece of work, and whoever comes takes the
-//! next. The caller comes first, so nobody is waited for who has not begun: on a busy machine a run takes as long as the threads that did come need.
+//! All of them make the same promise by the same means (`tickets`): a run is so many calls of one piece of work, and
+//! whoever comes takes the next. The caller comes first, so nobody is waited for who has not begun: on a busy machine a
+//! run takes as long as the threads that did come need.
 
 mod joined;
 mod openmp;
@@ -29,8 +30,8 @@ pub fn team(count: Option<usize>) -> Result<Team> {
     Pool::new(checked(count.unwrap_or_else(available))?).map(Team::new)
 }
 
-/// As many threads as this process may run on: its affinity and its control group's quota count. Cheap to ask: files are read again
-/// only when the affinity has changed.
+/// As many threads as this process may run on: its affinity and its control group's quota count. Cheap to ask: files
+/// are read again only when the affinity has changed.
 pub fn available() -> usize {
     /// The size of the affinity mask, and what there was then.
     static KNOWN: Mutex<(usize, usize)> = Mutex::new((0, 0));

@@ -1,8 +1,9 @@
 //! The host's threads, where it has an OpenMP runtime: torch, scikit-learn and many C programs do.
 //!
-//! OpenMP's threads spin for milliseconds after they have worked, so a pool beside them shares their cores with them. To work inside their team instead, we call
-//! the function that compilers call for a parallel region. It is looked up among what the process has loaded, never opened: a second runtime would
-//! bring a second set of threads. GNU's and LLVM's (Intel's) runtimes both export it.
+//! OpenMP's threads spin for milliseconds after they have worked, so a pool beside them shares their cores with them.
+//! To work inside their team instead, we call the function that compilers call for a parallel region. It is looked up
+//! among what the process has loaded, never opened: a second runtime would bring a second set of threads. GNU's and
+//! LLVM's (Intel's) runtimes both export it.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -59,8 +60,8 @@ impl OpenMp {
             busy: OnceLock::new(),
             begun,
         };
-        // SAFETY: the runtime calls `enter` with the region on its threads and returns after all of them have left it; `enter` lets
-        // no panic out. The number fits: it is at most `LIMIT`.
+        // SAFETY: the runtime calls `enter` with the region on its threads and returns after all of them have left it;
+        // `enter` lets no panic out. The number fits: it is at most `LIMIT`.
         unsafe { (self.parallel)(enter, (&raw const region).cast_mut().cast(), self.count as u32, 0) };
         region.tickets.finish();
         let all = begun.elapsed();
@@ -83,7 +84,8 @@ impl OpenMp {
 fn lookup() -> Option<Parallel> {
     // SAFETY: the name ends with a zero byte; looking a symbol up runs no code of a library's but a resolver's.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr()) };
-    // SAFETY: whoever exports this name exports the function of GNU's published interface, whose type this is; null becomes none.
+    // SAFETY: whoever exports this name exports the function of GNU's published interface, whose type this is; null
+    // becomes none.
     unsafe { std::mem::transmute::<*mut c_void, Option<Parallel>>(found) }
 }
 

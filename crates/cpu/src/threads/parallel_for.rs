@@ -8,8 +8,9 @@ use super::tickets::Tickets;
 
 /// A host's parallel-for, with how many threads it has.
 ///
-/// The function is given a count and a task, calls the task once for each number below the count, in any order, on any threads, and
-/// returns after all calls have. One thread that makes all calls is right too. Calls that it leaves out are made by the caller of a run.
+/// The function is given a count and a task, calls the task once for each number below the count, in any order, on any
+/// threads, and returns after all calls have. One thread that makes all calls is right too. Calls that it leaves out
+/// are made by the caller of a run.
 ///
 /// ```
 /// use hammerhead_cpu::ParallelFor;

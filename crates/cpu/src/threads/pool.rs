@@ -1,8 +1,8 @@
 //! Threads of our own: a fixed number of helpers beside the caller.
 //!
-//! A helper that has nothing to do looks for work a little longer, since a layer's products follow each other closely, and then sleeps until it is called: a host's
-//! threads get the cores at once. A caller offers its run to the helpers, makes the calls itself that nobody has come for, and
-//! waits only for those that were begun.
+//! A helper that has nothing to do looks for work a little longer, since a layer's products follow each other closely,
+//! and then sleeps until it is called: a host's threads get the cores at once. A caller offers its run to the helpers,
+//! makes the calls itself that nobody has come for, and waits only for those that were begun.
 //!
 //! A process that was forked has none of these threads. The first run there starts new ones.
 
@@ -18,7 +18,8 @@ use op::{Error, Result, Workers};
 
 use super::tickets::Tickets;
 
-/// How often a helper looks for the next run, and a caller for the end of its own, before either sleeps: some tens of microseconds.
+/// How often a helper looks for the next run, and a caller for the end of its own, before either sleeps: some tens of
+/// microseconds.
 const LOOKS: usize = 400;
 /// After so many looks each begins with an offer of the core to others.
 const PATIENT: usize = 100;
@@ -67,7 +68,8 @@ struct Run {
 /// The caller's work. It is valid for as long as there are tickets left or somebody is inside.
 struct Work(*const (dyn Fn() + Sync));
 
-// SAFETY: what it leads to may be used by several threads (`Sync`), and `Run::help` says why it is there whenever it is used.
+// SAFETY: what it leads to may be used by several threads (`Sync`), and `Run::help` says why it is there whenever it is
+// used.
 unsafe impl Send for Work {}
 // SAFETY: as it is to be sent: the pointer itself is only read.
 unsafe impl Sync for Work {}
@@ -77,8 +79,8 @@ impl Run {
     fn help(&self) {
         // Before a ticket is taken: a caller that finds all tickets gone finds whoever holds one in here.
         self.inside.fetch_add(1, Ordering::AcqRel);
-        // SAFETY: this thread holds a ticket, and has been inside since before it took it. The caller does not return before all tickets are
-        // gone and nobody is inside, so its work is still there.
+        // SAFETY: this thread holds a ticket, and has been inside since before it took it. The caller does not return
+        // before all tickets are gone and nobody is inside, so its work is still there.
         self.tickets.take_all(|| unsafe { (*self.work.0)() });
         if self.inside.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.caller.unpark();
@@ -200,12 +202,14 @@ impl Pool {
     /// Where to offer a run in this process; nowhere if no helper can be had.
     fn board(&self) -> Option<&Board> {
         let found = self.crew.load(Ordering::Acquire);
-        // SAFETY: null, or a crew that `new` or this function has made; what a pool points to is freed by its drop alone.
+        // SAFETY: null, or a crew that `new` or this function has made; what a pool points to is freed by its drop
+        // alone.
         let crew = unsafe { found.as_ref() }?;
         if crew.process == std::process::id() {
             return Some(&crew.board);
         }
-        // The crew stayed behind in the parent. Its memory is left alone: a helper may have held its lock when the process was copied.
+        // The crew stayed behind in the parent. Its memory is left alone: a helper may have held its lock when the
+        // process was copied.
         let made = Box::into_raw(Box::new(Crew::start(self.count - 1).ok()?));
         match self.crew.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: made above, and freed by the pool's drop alone.
@@ -229,8 +233,8 @@ impl Workers for Pool {
             (0..self.count).for_each(|_| work());
             return;
         };
-        // SAFETY: only the lifetime changes. The pointer is used as `Run::help` says, and this function returns or unwinds after
-        // that: `take_all` catches panics, and `wait` ends when nobody is inside.
+        // SAFETY: only the lifetime changes. The pointer is used as `Run::help` says, and this function returns or
+        // unwinds after that: `take_all` catches panics, and `wait` ends when nobody is inside.
         let erased = unsafe { std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(work) };
         let run = Arc::new(Run {
             tickets: Tickets::new(self.count),

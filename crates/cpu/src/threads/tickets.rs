@@ -21,7 +21,8 @@ impl Tickets {
 
     /// Makes one call if there is one left, and says whether there was. A panic is kept for [`Tickets::finish`].
     pub(super) fn take(&self, work: impl Fn()) -> bool {
-        // Acquire and release: who finds no ticket left has seen everything that those did who took one before they took it.
+        // Acquire and release: who finds no ticket left has seen everything that those did who took one before they
+        // took it.
         let taken = self.next.fetch_add(1, Ordering::AcqRel) < self.count;
         if taken
             && let Err(payload) = catch_unwind(AssertUnwindSafe(work))

@@ -1,8 +1,8 @@
 //! Quantised tensors by their whole names, for callers that know a model better than any list of layers does.
 //!
-//! An inference framework has a key mapping of its own: it knows which tensor of a file becomes which parameter of which
-//! module. It opens a model with [`Checkpoint::open_by_name`], which looks for no layers and so refuses nothing about them,
-//! lists what is quantised, and reads projections by exact name.
+//! An inference framework has a key mapping of its own: it knows which tensor of a file becomes which parameter of
+//! which module. It opens a model with [`Checkpoint::open_by_name`], which looks for no layers and so refuses nothing
+//! about them, lists what is quantised, and reads projections by exact name.
 
 use std::path::Path;
 
@@ -74,7 +74,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If there is no such tensor, if it is not quantised, if it has no such matrix, or if what belongs to it does not fit.
+    /// If there is no such tensor, if it is not quantised, if it has no such matrix, or if what belongs to it does not
+    /// fit.
     pub fn projection(&self, stem: &str, member: usize, rows: Rows) -> Result<Linear<'_>> {
         let refuse = |problem: String, remedy: &'static str| {
             Err(Error::Weight { path: self.path().to_path_buf(), name: stem.to_owned(), problem, remedy })

@@ -1,8 +1,9 @@
 //! A quantised weight as it lies in a checkpoint, and the matrices that are cut out of it.
 //!
-//! A weight may be a stack of matrices, one per expert; it may be transposed; gate and up may be fused in it, one after the
-//! other or row by row; its scales may be in the blocked layout. Whatever it is, a matrix comes out in the one form that
-//! the rest of the house knows. Where its bytes already lie in that form they are borrowed, else one matrix is copied.
+//! A weight may be a stack of matrices, one per expert; it may be transposed; gate and up may be fused in it, one after
+//! the other or row by row; its scales may be in the blocked layout. Whatever it is, a matrix comes out in the one form
+//! that the rest of the house knows. Where its bytes already lie in that form they are borrowed, else one matrix is
+//! copied.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -314,8 +315,8 @@ fn transpose(columns: &[u8], rows: usize, width: usize, start: usize, step: usiz
 
 /// Four scales, then four times eight bytes in which element j is low and j+8 high.
 ///
-/// ggml's scales have no sign: bit 7 is not looked at, and 0x7F stands for zero. Only 0xFF then has no e4m3 to match: it is
-/// read as 480.
+/// ggml's scales have no sign: bit 7 is not looked at, and 0x7F stands for zero. Only 0xFF then has no e4m3 to match:
+/// it is read as 480.
 fn unpack_nvfp4(row: usize, bytes: &[u8], codes: &mut Vec<u8>, scales: &mut Vec<u8>) -> Result<()> {
     for (group, block) in bytes.chunks_exact(36).enumerate() {
         for (at, (&scale, codes_of)) in block[..4].iter().zip(block[4..].chunks_exact(8)).enumerate() {

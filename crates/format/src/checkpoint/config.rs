@@ -1,8 +1,8 @@
 //! What a model says about itself: its kind, its gate, and what it was quantised by.
 //!
-//! `config.json` says most of it, `hf_quant_config.json` is where ModelOpt also declares its quantisation, and a GGUF file
-//! carries its own metadata. What the tensors themselves tell is believed first; the declarations settle what tensors
-//! cannot tell, and a contradiction between both is refused.
+//! `config.json` says most of it, `hf_quant_config.json` is where ModelOpt also declares its quantisation, and a GGUF
+//! file carries its own metadata. What the tensors themselves tell is believed first; the declarations settle what
+//! tensors cannot tell, and a contradiction between both is refused.
 
 use std::path::{Path, PathBuf};
 
@@ -54,8 +54,8 @@ pub struct Quantisation {
 }
 
 impl Quantisation {
-    /// Whether it leaves a module out: by its name, by that of a module around it, by a pattern with `*`, or by a regular
-    /// expression after `re:`. `None` if one of its expressions is beyond what is understood here.
+    /// Whether it leaves a module out: by its name, by that of a module around it, by a pattern with `*`, or by a
+    /// regular expression after `re:`. `None` if one of its expressions is beyond what is understood here.
     pub fn leaves_out(&self, module: &str) -> Option<bool> {
         let mut is_understood = true;
         for pattern in &self.ignored {

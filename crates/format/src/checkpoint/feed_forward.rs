@@ -1,8 +1,8 @@
 //! Whole feed-forward layers: what stands between a token and what the layer adds to it.
 //!
-//! A gated pair alone is half a layer. [`Checkpoint::feed_forward`] also reads the down projections, the biases, the router with
-//! what it is corrected by, and the pairs that see every token. What a checkpoint lacks is `None`; what does not fit
-//! together is refused by name.
+//! A gated pair alone is half a layer. [`Checkpoint::feed_forward`] also reads the down projections, the biases, the
+//! router with what it is corrected by, and the pairs that see every token. What a checkpoint lacks is `None`; what
+//! does not fit together is refused by name.
 //!
 //! | part | names |
 //! |---|---|
@@ -32,7 +32,8 @@ pub struct FeedForward<'a> {
     pub experts: Vec<Projections<'a>>,
     /// MLPs that see every token beside numbered experts.
     pub shared: Vec<Projections<'a>>,
-    /// K numbers: what a shared expert adds is multiplied with the sigmoid of their product with the token, if the model has that.
+    /// K numbers: what a shared expert adds is multiplied with the sigmoid of their product with the token, if the
+    /// model has that.
     pub shared_gate: Option<Vec<f32>>,
     /// What chooses the experts, if there is a choice.
     pub router: Option<Router>,
@@ -88,8 +89,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// As of [`Checkpoint::layer`]; if a down projection is missing or not quantised; or if biases, router and projections have
-    /// sides that do not fit.
+    /// As of [`Checkpoint::layer`]; if a down projection is missing or not quantised; or if biases, router and
+    /// projections have sides that do not fit.
     pub fn feed_forward(&self, index: usize) -> Result<FeedForward<'_>> {
         let layer = self.find_layer(index)?;
         let experts = self.numbered(layer)?;
@@ -135,7 +136,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If there is none of that name, if it is not quantised, if it is one of many matrices in a tensor, or if what belongs to it does not fit.
+    /// If there is none of that name, if it is not quantised, if it is one of many matrices in a tensor, or if what
+    /// belongs to it does not fit.
     pub fn linear(&self, name: &str) -> Result<Linear<'_>> {
         let linear = self.projection(name, 0, Rows::All)?;
         match self.coded(name)?.stack {

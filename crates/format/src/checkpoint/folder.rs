@@ -2,8 +2,8 @@
 //!
 //! A model is a single file, a folder, or the index of a folder. Where there is an index, it decides which shards there
 //! are; where there is none, names of the kind `…-00001-of-00003.safetensors` do. The names in an index come from
-//! strangers: they must be plain names of files in the index's own folder, and a link must not lead out of it, but for the
-//! one that the Hugging Face cache makes, from `snapshots/REVISION/` to `blobs/` beside it.
+//! strangers: they must be plain names of files in the index's own folder, and a link must not lead out of it, but for
+//! the one that the Hugging Face cache makes, from `snapshots/REVISION/` to `blobs/` beside it.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};

@@ -1,8 +1,8 @@
 //! GGUF files: metadata, then a table of tensors, then their bytes, all little-endian.
 //!
-//! The reader believes nothing. Every length is compared with the bytes that are left before it is used, so that nothing
-//! larger than the file's own header is ever allocated; arrays are passed over without being kept; tensors must be
-//! aligned, lie within the file and not overlap. Of the metadata only single texts and numbers are kept.
+//! The reader believes nothing. Every length is compared with the bytes that are left before it is used, so that
+//! nothing larger than the file's own header is ever allocated; arrays are passed over without being kept; tensors must
+//! be aligned, lie within the file and not overlap. Of the metadata only single texts and numbers are kept.
 
 use std::collections::BTreeMap;
 use std::fmt;

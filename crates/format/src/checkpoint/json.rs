@@ -29,8 +29,8 @@ pub(super) fn read(files: &Files, path: &Path) -> Result<Value> {
     parse(bytes).or_else(refuse)
 }
 
-/// Parses JSON text, or says in one line what is wrong with it. Python's `json` writes numbers that JSON does not have, and models do have
-/// limits that are infinite: such numbers are read as null.
+/// Parses JSON text, or says in one line what is wrong with it. Python's `json` writes numbers that JSON does not have,
+/// and models do have limits that are infinite: such numbers are read as null.
 pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
     let Strict(value) = serde_json::from_slice(&without_non_finite(bytes)).map_err(|error| {
         let error: String = error.to_string().chars().take(200).collect();

@@ -341,7 +341,8 @@ impl Checkpoint {
         if format == Format::GptOss || stacked && model_type == Some("gpt_oss") {
             return Ok(GateUpOrder::Interleaved);
         }
-        // Of fused layers that are not stacked, and of GGUF, no other order is known. `feed_forward.experts` is Llama 4's.
+        // Of fused layers that are not stacked, and of GGUF, no other order is known. `feed_forward.experts` is Llama
+        // 4's.
         let gate_first = !stacked
             || format == Format::Gguf
             || stem.contains(".feed_forward.experts.")

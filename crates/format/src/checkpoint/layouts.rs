@@ -8,8 +8,8 @@
 //! | GGUF | `weight` of type NVFP4 or MXFP4, scales within | | `scale` multiplies, may be absent |
 //! | gpt-oss | `_blocks` U8 | `_scales` | none |
 //!
-//! Scales of type F8_E4M3 make it NVFP4, bytes of exponents (U8 or F8_E8M0) MXFP4. Types decide, not declarations: in a model
-//! of mixed layers an FP8 weight also has a `weight_scale`, and a bf16 one has none.
+//! Scales of type F8_E4M3 make it NVFP4, bytes of exponents (U8 or F8_E8M0) MXFP4. Types decide, not declarations: in a
+//! model of mixed layers an FP8 weight also has a `weight_scale`, and a bf16 one has none.
 
 use super::coded::{Bytes, Coded, Globals};
 use super::config::Quantisation;

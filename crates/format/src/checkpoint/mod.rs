@@ -1,21 +1,22 @@
 //! Checkpoints as others write them, and the gated pairs in them.
 //!
-//! A [`Checkpoint`] is a model on disk: safetensors as ModelOpt, compressed-tensors, torchao and gpt-oss lay them out, in
-//! one file or in shards with an index, or GGUF. It is memory-mapped: opening one of a hundred gigabytes reads its headers.
-//! What it found is described by [`Checkpoint::layers`]; a layer's matrices come as [`Matrix`], all in the one form that
-//! this house knows, when they are asked for:
+//! A [`Checkpoint`] is a model on disk: safetensors as ModelOpt, compressed-tensors, torchao and gpt-oss lay them out,
+//! in one file or in shards with an index, or GGUF. It is memory-mapped: opening one of a hundred gigabytes reads its
+//! headers. What it found is described by [`Checkpoint::layers`]; a layer's matrices come as [`Matrix`], all in the one
+//! form that this house knows, when they are asked for:
 //!
 //! ```no_run
 //! use hammerhead_format::checkpoint::Checkpoint;
 //!
 //! let model = Checkpoint::open("Qwen3-30B-A3B-NVFP4")?;
 //! let layer = model.layer(0)?;
-//! println!("{}: {} experts of {} × {}", layer.gate, layer.experts.len(), layer.experts[0].gate.rows(), layer.experts[0].gate.k());
+//! let gate = &layer.experts[0].gate;
+//! println!("{}: {} experts of {} × {}", layer.gate, layer.experts.len(), gate.rows(), gate.k());
 //! # Ok::<(), hammerhead_format::Error>(())
 //! ```
 //!
-//! What can be read in two ways is refused, with the option that settles it. The files come from strangers: whatever is in
-//! them, nothing is read outside them and nothing panics. **They must not be changed while they are open.**
+//! What can be read in two ways is refused, with the option that settles it. The files come from strangers: whatever is
+//! in them, nothing is read outside them and nothing panics. **They must not be changed while they are open.**
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -84,7 +85,8 @@ pub struct Checkpoint {
 /// One matrix of a checkpoint, not read yet.
 #[derive(Clone, Debug)]
 pub struct Weight {
-    /// The name that the weight had, or would have had on its own, before it was quantised: that of a tensor `[rows, K]`.
+    /// The name that the weight had, or would have had on its own, before it was quantised: that of a tensor `[rows,
+    /// K]`.
     pub name: String,
     /// The matrix's rows and K.
     pub shape: [usize; 2],
@@ -102,8 +104,8 @@ pub struct Expert<'a> {
     pub gate: Matrix<'a>,
     /// The up matrix, `[N, K]`, with a global scale of its own.
     pub up: Matrix<'a>,
-    /// K numbers that tokens must be multiplied with, column by column, before they meet either matrix, if the model has
-    /// them (ModelOpt's `pre_quant_scale`, from AWQ).
+    /// K numbers that tokens must be multiplied with, column by column, before they meet either matrix, if the model
+    /// has them (ModelOpt's `pre_quant_scale`, from AWQ).
     pub pre_scale: Option<Vec<f32>>,
 }
 
@@ -331,8 +333,9 @@ impl Checkpoint {
         files
     }
 
-    /// Every quantised matrix of the checkpoint, of gated pairs and of anything else, under the name its weight had. Fused
-    /// and stacked experts are taken apart: `….experts.gate_up_proj` gives `….experts.0.gate_proj.weight` and so on.
+    /// Every quantised matrix of the checkpoint, of gated pairs and of anything else, under the name its weight had.
+    /// Fused and stacked experts are taken apart: `….experts.gate_up_proj` gives `….experts.0.gate_proj.weight` and so
+    /// on.
     ///
     /// # Errors
     ///

@@ -1,9 +1,10 @@
 //! MXFP4 as NVFP4, where that is exact.
 //!
-//! MXFP4 has the same codes, but one scale for 32 elements, and that scale is a power of two, 2^(s−127). So a block becomes
-//! two blocks of sixteen with equal scales. e4m3 has the powers from 2⁻⁹ to 2⁸, eighteen of them; a global scale that is
-//! itself a power of two moves that window to where the matrix needs it. Blocks of zeros need nothing. A matrix whose other
-//! blocks span more than eighteen powers of two has no such form and is refused: rounding is not for a reader to do.
+//! MXFP4 has the same codes, but one scale for 32 elements, and that scale is a power of two, 2^(s−127). So a block
+//! becomes two blocks of sixteen with equal scales. e4m3 has the powers from 2⁻⁹ to 2⁸, eighteen of them; a global
+//! scale that is itself a power of two moves that window to where the matrix needs it. Blocks of zeros need nothing. A
+//! matrix whose other blocks span more than eighteen powers of two has no such form and is refused: rounding is not for
+//! a reader to do.
 
 use std::borrow::Cow;
 

@@ -10,8 +10,9 @@ use crate::{Error, Result};
 /// Of every weight, by its stem: the parts it has, and under which names.
 pub(super) type Catalogue = BTreeMap<String, Vec<(Part, String)>>;
 
-/// Takes apart what only looks as if it belonged together: beside `dense.weight`, a tensor `dense_bias` is no part of `dense`, but a parameter of
-/// the module that holds it. The parts of a weight are joined to its stem in one way, with a dot or with an underscore.
+/// Takes apart what only looks as if it belonged together: beside `dense.weight`, a tensor `dense_bias` is no part of
+/// `dense`, but a parameter of the module that holds it. The parts of a weight are joined to its stem in one way, with
+/// a dot or with an underscore.
 pub(super) fn separate(catalogue: &mut Catalogue) {
     let joined = |stem: &str, name: &str, by| name.strip_prefix(stem).is_some_and(|rest| rest.starts_with(by));
     let mut apart = Vec::new();

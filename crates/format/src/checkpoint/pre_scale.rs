@@ -1,8 +1,8 @@
 //! What tokens are multiplied with, column by column, before they meet a weight: ModelOpt's `pre_quant_scale`.
 //!
-//! AWQ divides the columns of a weight that meet large activations by a number each before it quantises, and leaves these
-//! numbers beside the weight: the layer is (x ∘ s)·Wᵀ. Gate and up see the same tokens, so a gated pair has one such vector
-//! or none. A stack of experts may have one for all or one each.
+//! AWQ divides the columns of a weight that meet large activations by a number each before it quantises, and leaves
+//! these numbers beside the weight: the layer is (x ∘ s)·Wᵀ. Gate and up see the same tokens, so a gated pair has one
+//! such vector or none. A stack of experts may have one for all or one each.
 
 use super::names::Part;
 use super::store::{Element, View};

@@ -1,7 +1,7 @@
 //! How a model makes experts' ids and weights of a router's logits, as it declares it.
 //!
-//! No configuration says it in one place. Kinds of models whose rule is known are listed here, and what they leave to their
-//! configuration is read from it; of others nothing is assumed.
+//! No configuration says it in one place. Kinds of models whose rule is known are listed here, and what they leave to
+//! their configuration is read from it; of others nothing is assumed.
 
 use std::fmt;
 

@@ -63,8 +63,8 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens safetensors files. Where an index says which file a tensor is in, that is where it must be, and tensors that
-    /// it does not list do not count; without one no name may occur twice.
+    /// Opens safetensors files. Where an index says which file a tensor is in, that is where it must be, and tensors
+    /// that it does not list do not count; without one no name may occur twice.
     pub fn safetensors(
         from: &Files,
         path: &Path,

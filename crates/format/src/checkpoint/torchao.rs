@@ -1,5 +1,5 @@
-//! What torchao's tensors need beside codes and scales: whether the scales are in the blocked layout stands in the file's
-//! own metadata, as JSON under the weight's name.
+//! What torchao's tensors need beside codes and scales: whether the scales are in the blocked layout stands in the
+//! file's own metadata, as JSON under the weight's name.
 
 use super::Precision;
 use super::coded::{Bytes, Coded, Globals};

@@ -1,5 +1,5 @@
-//! Whole feed-forward layers: down projections, biases, routers and shared experts, of models that the real packages wrote and of
-//! small ones written here.
+//! Whole feed-forward layers: down projections, biases, routers and shared experts, of models that the real packages
+//! wrote and of small ones written here.
 
 use std::path::PathBuf;
 

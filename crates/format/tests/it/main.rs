@@ -1,4 +1,5 @@
-//! The format from outside, one file per subject. One program, because linking one per file took longer than running them.
+//! The format from outside, one file per subject. One program, because linking one per file took longer than running
+//! them.
 
 mod arrangements;
 mod checkpoints;

@@ -1,4 +1,5 @@
-//! The devices of this process: their contexts, if the kernels can run there, the kernels compiled for them, and weights in their memory.
+//! The devices of this process: their contexts, if the kernels can run there, the kernels compiled for them, and
+//! weights in their memory.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -33,7 +34,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device by its number, or why it cannot be used. Kernels that were never measured on such a GPU are tried first.
+    /// A device by its number, or why it cannot be used. Kernels that were never measured on such a GPU are tried
+    /// first.
     pub fn of(ordinal: usize) -> Result<&'static Device> {
         type Outcome = Result<&'static Device, Absent>;
         static DEVICES: Mutex<Vec<(usize, Outcome)>> = Mutex::new(Vec::new());
@@ -112,7 +114,8 @@ pub fn function(context: &'static Context, spec: &KernelSpec) -> Result<Arc<Func
     Ok(function)
 }
 
-/// The weights of a layer in a device's memory. They may be dropped while work that reads them is queued: that is waited for.
+/// The weights of a layer in a device's memory. They may be dropped while work that reads them is queued: that is
+/// waited for.
 #[derive(Debug)]
 pub(super) struct DeviceWeights {
     packed: PackedGroups<DeviceMemory>,

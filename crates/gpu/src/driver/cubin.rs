@@ -1,16 +1,17 @@
 //! Compiled kernels, kept on disk.
 //!
-//! The driver's compiler takes from twenty milliseconds to some tenths of a second for a kernel, and a process needs several. So
-//! the machine code that its linker hands out is kept on disk ([`op::cache`] says where), under a name made of all that it depends on:
-//! the version of this crate, the PTX, the driver's version and the GPU's architecture. A file begins with a digest of its
-//! contents and is written beside its place and renamed, so that nobody ever reads half of one.
+//! The driver's compiler takes from twenty milliseconds to some tenths of a second for a kernel, and a process needs
+//! several. So the machine code that its linker hands out is kept on disk ([`op::cache`] says where), under a name made
+//! of all that it depends on: the version of this crate, the PTX, the driver's version and the GPU's architecture. A
+//! file begins with a digest of its contents and is written beside its place and renamed, so that nobody ever reads
+//! half of one.
 //!
-//! The cache can only save time. Whatever is missing, unreadable, damaged or refused is compiled again, and what cannot be
-//! written is not kept.
+//! The cache can only save time. Whatever is missing, unreadable, damaged or refused is compiled again, and what cannot
+//! be written is not kept.
 //!
-//! Kernels that move registers between their warps (`setmaxnreg`) are compiled as whole programs and left to the cache that the
-//! driver itself keeps of those (`CUDA_CACHE_PATH`, `~/.nv/ComputeCache`): its linker, which reckons with further modules,
-//! ignores such instructions, and the driver shows the machine code of whole programs to nobody.
+//! Kernels that move registers between their warps (`setmaxnreg`) are compiled as whole programs and left to the cache
+//! that the driver itself keeps of those (`CUDA_CACHE_PATH`, `~/.nv/ComputeCache`): its linker, which reckons with
+//! further modules, ignores such instructions, and the driver shows the machine code of whole programs to nobody.
 
 use std::ffi::{CStr, CString, c_void};
 use std::fs;
@@ -131,8 +132,8 @@ fn link(context: &Context, source: &CStr) -> Option<Vec<u8>> {
     }
     let (text, length) = (source.as_ptr().cast_mut().cast(), source.to_bytes_with_nul().len());
     let (mut image, mut bytes) = (null_mut(), 0);
-    // SAFETY: the source ends in zero and is only read; no options; the image belongs to the linker and is copied before
-    // that is destroyed, once.
+    // SAFETY: the source ends in zero and is only read; no options; the image belongs to the linker and is copied
+    // before that is destroyed, once.
     unsafe {
         let name = c"kernel".as_ptr();
         let made = (symbols.link_add)(linker, number::INPUT_PTX, text, length, name, 0, null_mut(), null_mut()) == 0

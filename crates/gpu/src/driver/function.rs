@@ -62,8 +62,8 @@ impl Function {
         let status = unsafe { (context.symbols.module_function)(&mut function.raw, module, name.as_ptr()) };
         context.called("cuModuleGetFunction", status)?;
         let bytes = function.kernel.shared_bytes().cast_signed();
-        // All of the memory that a multiprocessor's cache and shared memory have in common, as a percentage: kernels whose
-        // carve-outs differ could not be on one multiprocessor together.
+        // All of the memory that a multiprocessor's cache and shared memory have in common, as a percentage: kernels
+        // whose carve-outs differ could not be on one multiprocessor together.
         for (attribute, value) in [(number::MOST_DYNAMIC_SHARED, bytes), (number::SHARED_CARVEOUT, 100)] {
             // SAFETY: the function belongs to the module.
             let status = unsafe { (context.symbols.set_function_attribute)(function.raw, attribute, value) };
@@ -230,8 +230,8 @@ impl EncodedLaunch {
     ///
     /// # Safety
     ///
-    /// Every pointer and tensor map among the arguments must stay valid, for as many bytes as the kernel reads and writes
-    /// there, until the stream has done the work.
+    /// Every pointer and tensor map among the arguments must stay valid, for as many bytes as the kernel reads and
+    /// writes there, until the stream has done the work.
     pub unsafe fn queue(&self, stream: &Stream) -> Result<()> {
         let context = self.function.context;
         let mut pointers = [null_mut::<c_void>(); MOST_PARAMETERS];
@@ -240,8 +240,8 @@ impl EncodedLaunch {
         }
         let config = self.config(stream.raw());
         let _entered = context.enter()?;
-        // SAFETY: an argument for each of the kernel's parameters, of its size; the driver copies from them, and only that,
-        // before it returns.
+        // SAFETY: an argument for each of the kernel's parameters, of its size; the driver copies from them, and only
+        // that, before it returns.
         let status =
             unsafe { (context.symbols.launch_kernel)(&config, self.function.raw, pointers.as_mut_ptr(), null_mut()) };
         context.called("cuLaunchKernelEx", status)
@@ -271,8 +271,8 @@ impl Context {
         let mut encoded = EncodedMap([0; 128]);
         let steps = [1u32; 5];
         let address = std::ptr::without_provenance_mut(map.address as usize);
-        // SAFETY: as many sizes, box sizes and steps as the rank says, which is at most five, and one stride fewer (`check`
-        // has seen to it); no interleaving; zeros out of bounds. The address is only encoded.
+        // SAFETY: as many sizes, box sizes and steps as the rank says, which is at most five, and one stride fewer
+        // (`check` has seen to it); no interleaving; zeros out of bounds. The address is only encoded.
         let status = unsafe {
             (self.symbols.encode_tiled)(
                 &mut encoded,

@@ -1,7 +1,7 @@
 //! Things that own memory of a device and could not be dropped where their last user let go of them.
 //!
-//! Memory is given back by a call of the driver, and there are two places that allow none: the driver's own callbacks, and the middle
-//! of a stream's capture. What ends there is left here, and goes at the next call that may.
+//! Memory is given back by a call of the driver, and there are two places that allow none: the driver's own callbacks,
+//! and the middle of a stream's capture. What ends there is left here, and goes at the next call that may.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};

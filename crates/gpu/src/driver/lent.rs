@@ -1,7 +1,7 @@
 //! Memory of a device that one process has allocated and another uses.
 //!
-//! The owner names it by a handle of 64 bytes, which may be told through any pipe; whoever opens it has it at an address of its own, until it is closed.
-//! The owner must not give it back before: the driver does not look after that.
+//! The owner names it by a handle of 64 bytes, which may be told through any pipe; whoever opens it has it at an
+//! address of its own, until it is closed. The owner must not give it back before: the driver does not look after that.
 
 use std::fmt;
 
@@ -13,7 +13,8 @@ use op::{Error, Result};
 const LAZY: u32 = 1;
 
 impl DeviceMemory {
-    /// A name by which other processes can open it. It must have been allocated in whole pages of the device, 2 MiB: the driver names pages.
+    /// A name by which other processes can open it. It must have been allocated in whole pages of the device, 2 MiB:
+    /// the driver names pages.
     pub fn handle(&self) -> Result<[u8; 64]> {
         let context = self.context();
         let _entered = context.enter()?;

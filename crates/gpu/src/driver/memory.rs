@@ -80,8 +80,8 @@ impl DeviceMemory {
     ///
     /// # Safety
     ///
-    /// Both sides must stay where they are until the stream has done the copy. (From ordinary memory the driver has read
-    /// everything when this returns, but from page-locked memory it has not.)
+    /// Both sides must stay where they are until the stream has done the copy. (From ordinary memory the driver has
+    /// read everything when this returns, but from page-locked memory it has not.)
     pub unsafe fn write(&self, at: usize, bytes: &[u8], stream: &Stream) -> Result<()> {
         self.check_range(at, bytes.len())?;
         if bytes.is_empty() {
@@ -269,8 +269,8 @@ impl Context {
         let mut value = [0u64; 1];
         // SAFETY: each of the attributes above is a number of at most eight bytes.
         let status = unsafe { (self.symbols.pointer_attribute)(value.as_mut_ptr().cast::<c_void>(), which, address) };
-        // SAFETY: `T` is one of the integers above, no larger than eight bytes, of which any bits are a value; little-endian
-        // machines, the only ones with this driver, have the low bytes first.
+        // SAFETY: `T` is one of the integers above, no larger than eight bytes, of which any bits are a value;
+        // little-endian machines, the only ones with this driver, have the low bytes first.
         (status == 0).then(|| unsafe { value.as_ptr().cast::<T>().read() })
     }
 }

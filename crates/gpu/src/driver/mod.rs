@@ -4,10 +4,10 @@
 //! where it is missing, too old, or without a GPU, [`Context::of`] says so and what to do ([`Absent`]). Every status is
 //! looked at; one that is not success becomes [`Error::Driver`] with the call's name and the driver's own words.
 //!
-//! A [`Context`] is a device's *primary* context, the one that CUDA's runtime and with it PyTorch use, so that memory and
-//! streams of theirs are ours as well. There is one for each device in a process, opened when first asked for and never
-//! closed. It is made current for the length of each call, and the thread's own is put back afterwards; so all of this may
-//! be used from any thread, beside any other user of CUDA.
+//! A [`Context`] is a device's *primary* context, the one that CUDA's runtime and with it PyTorch use, so that memory
+//! and streams of theirs are ours as well. There is one for each device in a process, opened when first asked for and
+//! never closed. It is made current for the length of each call, and the thread's own is put back afterwards; so all of
+//! this may be used from any thread, beside any other user of CUDA.
 //!
 //! - `memory`: memory of the device, copies, and what is known of an address of somebody else's;
 //! - `lent`: memory of the device that another process has allocated;
@@ -272,8 +272,8 @@ impl Context {
         self.called("cuCtxSynchronize", unsafe { (self.symbols.context_synchronize)() })
     }
 
-    /// Makes the lines of L2 that kernels have asked to persist lines like any other, which a sweep evicts. Where the device has no such lines,
-    /// nothing is to be done.
+    /// Makes the lines of L2 that kernels have asked to persist lines like any other, which a sweep evicts. Where the
+    /// device has no such lines, nothing is to be done.
     pub fn reset_persisting(&self) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: a context is current.
@@ -311,8 +311,8 @@ const NOT_SUPPORTED: Status = 801;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_int = 2;
 
-/// Lets this thread allocate and free while streams are captured, be it by others who forbade that: nothing we allocate is part of
-/// their graphs. The mode that was is put back at the end.
+/// Lets this thread allocate and free while streams are captured, be it by others who forbade that: nothing we allocate
+/// is part of their graphs. The mode that was is put back at the end.
 struct Unhindered<'c> {
     context: &'c Context,
     before: c_int,
@@ -375,7 +375,8 @@ fn describe(symbols: &Symbols, device: c_int, driver: i32) -> Result<DeviceInfo,
 fn words(symbols: &Symbols, status: Status) -> (String, String) {
     let read = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
         let mut text = null();
-        // SAFETY: the function sets the pointer to a constant string of its own, or to null where it knows no such status.
+        // SAFETY: the function sets the pointer to a constant string of its own, or to null where it knows no such
+        // status.
         let known = unsafe { function(status, &mut text) } == 0 && !text.is_null();
         // SAFETY: a string of the driver's that ends in zero and is never freed.
         if known { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() } else { format!("status {status}") }

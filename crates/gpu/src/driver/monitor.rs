@@ -1,7 +1,7 @@
 //! What a device is doing beside computing: its clocks, its power, its temperature, and why it runs no faster.
 //!
-//! NVIDIA's management library (NVML), opened at run time as the driver is. It is evidence beside times and nothing depends on it: where it is
-//! missing, or does not know something, that is said.
+//! NVIDIA's management library (NVML), opened at run time as the driver is. It is evidence beside times and nothing
+//! depends on it: where it is missing, or does not know something, that is said.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -25,7 +25,8 @@ mod number {
     pub const TEMPERATURE: c_int = 0;
 }
 
-/// What holds a clock down, by bits of `nvmlClocksEventReasons…`. An idle device is not listed: it says nothing about one at work.
+/// What holds a clock down, by bits of `nvmlClocksEventReasons…`. An idle device is not listed: it says nothing about
+/// one at work.
 const REASONS: [(u64, &str); 6] = [
     (0x04, "the power cap"),
     (0x08, "a hardware slowdown"),
@@ -78,7 +79,8 @@ impl Monitor {
 
     fn open(path: &str, bus: &str) -> Result<Self, Absent> {
         let missing = |reason: String| Absent::new(reason, "nothing need be done: clocks and power are not recorded");
-        // SAFETY: opening runs the library's initialisers. It is NVIDIA's, or whatever the system's administrator put under that name.
+        // SAFETY: opening runs the library's initialisers. It is NVIDIA's, or whatever the system's administrator put
+        // under that name.
         let library =
             unsafe { Library::new(path) }.map_err(|error| missing(format!("{path} cannot be opened ({error})")))?;
         let call = |name: &str, status: c_int| match status {
@@ -88,8 +90,8 @@ impl Monitor {
         let absent = |name: &str| missing(format!("{path} has no function {name}"));
         let bus = CString::new(bus).map_err(|_| missing("the device's place has no name".to_owned()))?;
         let mut device: Handle = null_mut();
-        // SAFETY: the types are those of the functions in NVIDIA's header of these names and versions; initialising comes first, the name
-        // ends and lives for as long as the call, and one handle is written.
+        // SAFETY: the types are those of the functions in NVIDIA's header of these names and versions; initialising
+        // comes first, the name ends and lives for as long as the call, and one handle is written.
         unsafe {
             let init = library.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2\0");
             call("nvmlInit", (init.map_err(|_| absent("nvmlInit_v2"))?)())?;
@@ -98,7 +100,8 @@ impl Monitor {
             let find = find.map_err(|_| absent("nvmlDeviceGetHandleByPciBusId_v2"))?;
             call("nvmlDeviceGetHandleByPciBusId", find(bus.as_ptr(), &mut device))?;
         }
-        // SAFETY: the types are those of the functions in NVIDIA's header of these names; they are called while the library is open.
+        // SAFETY: the types are those of the functions in NVIDIA's header of these names; they are called while the
+        // library is open.
         unsafe {
             Ok(Self {
                 device,

@@ -59,7 +59,8 @@ impl Stream {
         Ok(Stream { context, raw, owned: true })
     }
 
-    /// A queue of the caller's, by its `CUstream` (or `cudaStream_t`, which is the same). 0 is the device's default stream.
+    /// A queue of the caller's, by its `CUstream` (or `cudaStream_t`, which is the same). 0 is the device's default
+    /// stream.
     ///
     /// # Safety
     ///
@@ -99,11 +100,13 @@ impl Stream {
         self.context.called("cuStreamSynchronize", unsafe { (self.context.symbols.stream_synchronize)(self.raw) })
     }
 
-    /// Queues a wait, on the device, until a word of its memory holds a value: another stream's, or another process's, to write.
+    /// Queues a wait, on the device, until a word of its memory holds a value: another stream's, or another process's,
+    /// to write.
     ///
     /// # Safety
     ///
-    /// The address is that of four bytes of this device's memory, a multiple of four, which stay until the wait is over.
+    /// The address is that of four bytes of this device's memory, a multiple of four, which stay until the wait is
+    /// over.
     pub unsafe fn wait_for_word(&self, address: u64, value: u32) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: the stream is alive; the word is the caller's promise.
@@ -230,8 +233,8 @@ impl Capture {
     }
 }
 
-/// Called by the driver when the last graph that keeps a thing is gone. It may not be called back from there, so the thing is
-/// dropped later.
+/// Called by the driver when the last graph that keeps a thing is gone. It may not be called back from there, so the
+/// thing is dropped later.
 unsafe extern "C" fn buried(thing: *mut c_void) {
     // SAFETY: `Capture::keep` made it from a box and gave it away; the driver calls this once.
     let thing = unsafe { Box::from_raw(thing.cast::<Grave>()) };

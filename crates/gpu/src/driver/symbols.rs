@@ -1,8 +1,8 @@
 //! The CUDA driver's functions by name, and the few C structures that they take.
 //!
-//! The library is opened when somebody asks for it, so that neither building nor running on a machine without a GPU needs
-//! anything of NVIDIA's. Some fifty functions are all we call; a binding of the whole API would bring its own ideas of
-//! loading, of errors and of when to panic, to save the table below.
+//! The library is opened when somebody asks for it, so that neither building nor running on a machine without a GPU
+//! needs anything of NVIDIA's. Some fifty functions are all we call; a binding of the whole API would bring its own
+//! ideas of loading, of errors and of when to panic, to save the table below.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -1,12 +1,15 @@
-//! What lies between the two products, made what the second one takes, where that is a matter of each row's expert: it is multiplied with the
-//! expert's input scale, a factor per column, or quantised to NVFP4 with the expert's global scale.
+//! What lies between the two products, made what the second one takes, where that is a matter of each row's expert: it
+//! is multiplied with the expert's input scale, a factor per column, or quantised to NVFP4 with the expert's global
+//! scale.
 //!
-//! *Scaled*: numbers become floats by the product (the one rounding here) and are split into three parts, as `expand` has it.
+//! *Scaled*: numbers become floats by the product (the one rounding here) and are split into three parts, as `expand`
+//! has it.
 //!
-//! *Quantised*: the scale of sixteen numbers and their codes are chosen as [`format::quantize`] chooses them, which decides in double precision.
-//! Here nothing is decided: a table per expert has the floats at which those choices change ([`format::Thresholds`]), and magnitudes are compared
-//! with them, as whole numbers. Codes times scales are halves, exactly; the global scale is among the factors of the second product.
-//! Where one of the sixteen is not finite, all of them are NaN.
+//! *Quantised*: the scale of sixteen numbers and their codes are chosen as [`format::quantize`] chooses them, which
+//! decides in double precision. Here nothing is decided: a table per expert has the floats at which those choices
+//! change ([`format::Thresholds`]), and magnitudes are compared with them, as whole numbers. Codes times scales are
+//! halves, exactly; the global scale is among the factors of the second product. Where one of the sixteen is not
+//! finite, all of them are NaN.
 //!
 //! A thread has eight or sixteen neighbouring numbers of a row. Rows behind the last expert's are left alone.
 
@@ -20,8 +23,8 @@ use crate::expand::{self, Float};
 const THREADS: u32 = 128;
 /// Scales that a block may have: the e4m3 bytes from 1 on.
 const SCALES: usize = 126;
-/// Words of a table: 128 at which the scale changes, of which the first is not looked at and the last are never reached; then for each scale the
-/// seven at which codes change, and the scale itself.
+/// Words of a table: 128 at which the scale changes, of which the first is not looked at and the last are never
+/// reached; then for each scale the seven at which codes change, and the scale itself.
 const TABLE_WORDS: usize = SCALE_WORDS + 8 * SCALES;
 const SCALE_WORDS: usize = 128;
 /// The bits of infinity, above which a magnitude is no number.
@@ -94,8 +97,8 @@ struct Place {
     owner: Reg<U32>,
 }
 
-/// Builds the kernel. Its arguments, in order: rows `[rows, columns]`; factors `[experts, columns]`, or tables; the expert of every row; the layout; where
-/// rows go, and bytes between their planes if there are several; units of a row.
+/// Builds the kernel. Its arguments, in order: rows `[rows, columns]`; factors `[experts, columns]`, or tables; the
+/// expert of every row; the layout; where rows go, and bytes between their planes if there are several; units of a row.
 pub fn kernel(spec: BetweenSpec, target: Target) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let mut k = Builder::new("between", target, launch);

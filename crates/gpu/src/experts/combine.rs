@@ -1,8 +1,8 @@
 //! What a token's experts made of it, added up: `out[t] = Σ_j w[t,j] · row[inverse[t,j]]`, and what is added besides.
 //!
-//! In single precision, an expert after the other in the order in which the token has them, and rounded once. Rows that are
-//! nobody's are not read. A thread has as many columns of a token as sixteen bytes of a row hold, so that a warp reads rows without
-//! gaps, and asks for the rows of several experts at a time.
+//! In single precision, an expert after the other in the order in which the token has them, and rounded once. Rows that
+//! are nobody's are not read. A thread has as many columns of a token as sixteen bytes of a row hold, so that a warp
+//! reads rows without gaps, and asks for the rows of several experts at a time.
 //!
 //! Where the host computes some experts, their rows lie in its memory, one at the place of each entry, and are read
 //! from there.
@@ -166,7 +166,8 @@ fn add_rows(
             k.when(somebodys, |k| {
                 let values = floats(k, spec.rows, &words);
                 for (&sum, value) in sums.iter().zip(values) {
-                    // Two roundings, as on a CPU and where experts are spread over machines: the sum has the same bits however it is put together.
+                    // Two roundings, as on a CPU and where experts are spread over machines: the sum has the same bits
+                    // however it is put together.
                     let weighted = weight.map_or(value, |weight| k.mul(value, weight));
                     let total = k.add(sum, weighted);
                     k.set(sum, total);

@@ -1,13 +1,15 @@
 //! A layer of experts over addresses, as launches: experts are chosen, tokens sorted, multiplied twice, and summed.
 //!
-//! All memory is somebody else's: tensors where the caller has them, and a workspace of [`workspace_bytes`] for what lies between the
-//! launches. The host knows how many tokens there are and nothing else, so the same launches serve every routing.
+//! All memory is somebody else's: tensors where the caller has them, and a workspace of [`workspace_bytes`] for what
+//! lies between the launches. The host knows how many tokens there are and nothing else, so the same launches serve
+//! every routing.
 //!
-//! **What a token's bits depend on.** Tensor cores add the products of sixteen of k to a sum at a time, from the first sixteen to the last, whatever
-//! the tile; a row's sums know nothing of other rows; factors, biases, gate and rounding are the same instructions in every kernel; routing and
-//! combination go by tokens. What does depend on how many tokens there are is whether warps that share the columns of a tile share out k
-//! among themselves, and add up their sums in the end. In a layer that is [`LayerShape::invariant`] they never do, and then a token's
-//! bits depend on that token and the weights only.
+//! **What a token's bits depend on.** Tensor cores add the products of sixteen of k to a sum at a time, from the first
+//! sixteen to the last, whatever the tile; a row's sums know nothing of other rows; factors, biases, gate and rounding
+//! are the same instructions in every kernel; routing and combination go by tokens. What does depend on how many tokens
+//! there are is whether warps that share the columns of a tile share out k among themselves, and add up their sums in
+//! the end. In a layer that is [`LayerShape::invariant`] they never do, and then a token's bits depend on that token
+//! and the weights only.
 
 use std::sync::Arc;
 
@@ -56,13 +58,15 @@ pub struct LayerShape {
     pub biased: bool,
     /// Whether a token's weights multiply what its experts are given, and not what they make of it.
     pub on_input: bool,
-    /// Whether results are multiplied with σ(x·v), of a vector that belongs to the weights: of one expert that computes every token.
+    /// Whether results are multiplied with σ(x·v), of a vector that belongs to the weights: of one expert that computes
+    /// every token.
     pub gated: bool,
     /// The tokens' type: not NVFP4.
     pub activation: Activation,
     /// What lies between the products is rounded to.
     pub intermediate: Intermediate,
-    /// Whether what the first product is given, and what the second one is, is multiplied with a factor per column of each expert's.
+    /// Whether what the first product is given, and what the second one is, is multiplied with a factor per column of
+    /// each expert's.
     pub scaled: [bool; 2],
     /// Whether a token's bits depend on nothing but that token and the weights.
     pub invariant: bool,

@@ -1,11 +1,12 @@
-//! A layer of experts whose counts live on the device: nothing of it is read by the host, so that one captured graph serves every
-//! routing of as many tokens.
+//! A layer of experts whose counts live on the device: nothing of it is read by the host, so that one captured graph
+//! serves every routing of as many tokens.
 //!
-//! `route` chooses experts from logits, `sort` brings tokens into the order of their experts, the products are the family's with the
-//! layout that `sort` leaves, `between` makes what the first one leaves what the second one takes, where experts differ in that, and `combine`
-//! adds up what a token's experts made of it. `share` weighs an expert that computes every token, where it has a gate of its own.
-//! Where some experts are not in the device's memory, `place` tells theirs from the others' entries, `send` brings
-//! their tokens to the host, and [`crate::away`] has it compute them meanwhile.
+//! `route` chooses experts from logits, `sort` brings tokens into the order of their experts, the products are the
+//! family's with the layout that `sort` leaves, `between` makes what the first one leaves what the second one takes,
+//! where experts differ in that, and `combine` adds up what a token's experts made of it. `share` weighs an expert that
+//! computes every token, where it has a gate of its own. Where some experts are not in the device's memory, `place`
+//! tells theirs from the others' entries, `send` brings their tokens to the host, and [`crate::away`] has it compute
+//! them meanwhile.
 
 pub mod between;
 pub mod combine;

@@ -62,7 +62,8 @@ impl PackedExpert {
         Ok(PackedExpert { matrices: packed, factors, biases, scales, table, gate: Vec::new() })
     }
 
-    /// The same expert with a gate of its own: the vector whose product with a token, as a sigmoid, multiplies the result.
+    /// The same expert with a gate of its own: the vector whose product with a token, as a sigmoid, multiplies the
+    /// result.
     pub fn with_gate(self, vector: &[f32]) -> Self {
         PackedExpert { gate: vector.to_vec(), ..self }
     }

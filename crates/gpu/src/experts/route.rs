@@ -1,12 +1,14 @@
 //! Which experts a token goes to, and with which weights: from a row of logits, in single precision.
 //!
-//! A warp has a token, and a lane every 32nd of its logits. Numbers are compared as keys, whole numbers in the same order, of which
-//! the warp finds the largest in one instruction; equal ones are told apart by the lower index. What has been taken gets the
-//! key 0, which no number has. A logit that is NaN counts as less than every other. Whatever the logits are, a token's experts are
-//! different ones; but sums over numbers that are not finite are none either, and spoil the weights of their token alone.
+//! A warp has a token, and a lane every 32nd of its logits. Numbers are compared as keys, whole numbers in the same
+//! order, of which the warp finds the largest in one instruction; equal ones are told apart by the lower index. What
+//! has been taken gets the key 0, which no number has. A logit that is NaN counts as less than every other. Whatever
+//! the logits are, a token's experts are different ones; but sums over numbers that are not finite are none either, and
+//! spoil the weights of their token alone.
 //!
-//! Softmax rises with the logit, so experts are chosen by logits there, and so are those whose sigmoid multiplies their input: rounding
-//! makes no ties that way. Where sigmoids are divided by their sum, they are also what is compared, as models do it.
+//! Softmax rises with the logit, so experts are chosen by logits there, and so are those whose sigmoid multiplies their
+//! input: rounding makes no ties that way. Where sigmoids are divided by their sum, they are also what is compared, as
+//! models do it.
 
 use ptx::instr::{ReduceOp, ShuffleMode};
 use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, S32, SpecialRegister, Target, U32, U64};
@@ -367,8 +369,8 @@ impl Portable for RouteSpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: logits `[tokens, experts]`, the correction `[experts]` if there is one, what weights
-/// are multiplied with, ids and weights `[tokens, top]`, and the number of tokens.
+/// Builds the kernel. Its arguments, in order: logits `[tokens, experts]`, the correction `[experts]` if there is one,
+/// what weights are multiplied with, ids and weights `[tokens, top]`, and the number of tokens.
 pub fn kernel(spec: RouteSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: 32 * WARPS, cluster: None, min_blocks: None };

@@ -1,7 +1,8 @@
-//! What an expert that computes every token is multiplied with, where it has a gate of its own: `weights[t] = σ(x[t]·v)`.
+//! What an expert that computes every token is multiplied with, where it has a gate of its own: `weights[t] =
+//! σ(x[t]·v)`.
 //!
-//! A warp per token: each lane adds up every thirty-second eight of the products in single precision, then the lanes' sums are added in pairs, in
-//! the same order for every token.
+//! A warp per token: each lane adds up every thirty-second eight of the products in single precision, then the lanes'
+//! sums are added in pairs, in the same order for every token.
 
 use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32};
 
@@ -30,8 +31,8 @@ impl Portable for ShareSpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: tokens `[count, 8·units]`, the vector `[8·units]`, weights `[count]`, the number of tokens, and
-/// units of a row.
+/// Builds the kernel. Its arguments, in order: tokens `[count, 8·units]`, the vector `[8·units]`, weights `[count]`,
+/// the number of tokens, and units of a row.
 pub fn kernel(spec: ShareSpec, target: Target) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: 32 * WARPS, cluster: None, min_blocks: None };
     let mut k = Builder::new("share", target, launch);

@@ -1,22 +1,22 @@
-//! Tokens in the order of their experts: every token's row is copied to as many places as it has experts, so that each expert's
-//! tokens lie together, in the order in which they came.
+//! Tokens in the order of their experts: every token's row is copied to as many places as it has experts, so that each
+//! expert's tokens lie together, in the order in which they came.
 //!
-//! A stable counting sort, in one launch of any number of blocks that need not hear of each other: each has a run of tokens and counts
-//! *all* ids, and those before its run besides. Sums over the experts are then the same in every block, and where a block's own
-//! tokens go follows from them. So the result does not depend on who was first, and is the same to the bit every time. Reading all
-//! ids in every block costs little: they are few bytes, and in L2.
+//! A stable counting sort, in one launch of any number of blocks that need not hear of each other: each has a run of
+//! tokens and counts *all* ids, and those before its run besides. Sums over the experts are then the same in every
+//! block, and where a block's own tokens go follows from them. So the result does not depend on who was first, and is
+//! the same to the bit every time. Reading all ids in every block costs little: they are few bytes, and in L2.
 //!
 //! An id outside of 0..experts is nobody's: such an entry has no place, and nobody reads it or writes for it.
 //!
-//! Besides the rows it leaves the *layout* for the products: where each expert's rows begin, `[experts + 1]`, and the number of its
-//! first tile of tokens, `[experts + 1]`; the *inverse*: the row of every entry, or [`NOBODY`]; and, if somebody asks for them, the *owners*: the expert
-//! of every row.
+//! Besides the rows it leaves the *layout* for the products: where each expert's rows begin, `[experts + 1]`, and the
+//! number of its first tile of tokens, `[experts + 1]`; the *inverse*: the row of every entry, or [`NOBODY`]; and, if
+//! somebody asks for them, the *owners*: the expert of every row.
 //!
-//! Where experts want their tokens multiplied with an input scale, a factor per column, that is done as they are copied: in f32, and rounded to
-//! that.
+//! Where experts want their tokens multiplied with an input scale, a factor per column, that is done as they are
+//! copied: in f32, and rounded to that.
 //!
-//! Where the ids are still to be chosen and tokens are few, every block chooses those of all tokens itself, which is sooner done than
-//! to wait for another launch; the first one leaves the weights.
+//! Where the ids are still to be chosen and tokens are few, every block chooses those of all tokens itself, which is
+//! sooner done than to wait for another launch; the first one leaves the weights.
 
 use ptx::instr::ShuffleMode;
 use ptx::{
@@ -60,7 +60,8 @@ pub enum Rows {
     Halves,
     /// Floats, which become three planes of bf16.
     Floats,
-    /// Numbers of a type that are multiplied with their expert's factors, a float per column, and become three planes of bf16.
+    /// Numbers of a type that are multiplied with their expert's factors, a float per column, and become three planes
+    /// of bf16.
     Scaled(Float),
 }
 
@@ -219,8 +220,8 @@ impl Sort {
         self.each_together(k, count, 1, |k, numbers| body(k, numbers[0].0));
     }
 
-    /// The same, several at a time, so that what they load is under way together. Beyond the last, which the predicates tell, they are
-    /// the last once more.
+    /// The same, several at a time, so that what they load is under way together. Beyond the last, which the predicates
+    /// tell, they are the last once more.
     fn each_together(
         &self,
         k: &mut Builder,
@@ -269,7 +270,8 @@ impl Sort {
         }
     }
 
-    /// Chooses the experts of all tokens, a warp per token. The first block leaves the weights for those who come later.
+    /// Chooses the experts of all tokens, a warp per token. The first block leaves the weights for those who come
+    /// later.
     fn route(&self, k: &mut Builder) {
         let Source::Routed { logits, ids, weights } = &self.source else { return };
         let token = k.variable(self.warp);
@@ -326,8 +328,8 @@ impl Sort {
         });
     }
 
-    /// One warp adds up what comes before each expert, rows and tiles: a lane has some neighbouring experts. The first block leaves both
-    /// sums for the products, and every block the places of its own first entries.
+    /// One warp adds up what comes before each expert, rows and tiles: a lane has some neighbouring experts. The first
+    /// block leaves both sums for the products, and every block the places of its own first entries.
     fn scan(&self, k: &mut Builder) {
         let experts = self.spec.experts;
         let leaves = k.eq(self.block, 0);
@@ -387,7 +389,8 @@ impl Sort {
         k.sub(sum, value)
     }
 
-    /// The row of each entry of the run, a thread each: behind those of the run's entries before it that have the same expert.
+    /// The row of each entry of the run, a thread each: behind those of the run's entries before it that have the same
+    /// expert.
     fn place(&self, k: &mut Builder, first: Reg<U32>, entries: Reg<U32>) {
         let nobody = self.spec.experts;
         let mine = k.lt(self.thread, entries);
@@ -572,11 +575,11 @@ impl Portable for SortSpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what weights are
-/// multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows, and then the place of
-/// the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count, 8·units]`; rows, and bytes between their
-/// planes if there are several; the layout; the inverse; the owners, if they are asked for; the number of tokens, of tokens of a block's
-/// run, of units of a row, and the most tokens of a tile.
+/// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what
+/// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows,
+/// and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count,
+/// 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners, if they
+/// are asked for; the number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };

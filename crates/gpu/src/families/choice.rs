@@ -1,5 +1,5 @@
-//! What a configuration means for a problem, whichever family's kernels compute it: which products, on what tokens, how they end. What
-//! else a kernel is made of is its family's.
+//! What a configuration means for a problem, whichever family's kernels compute it: which products, on what tokens, how
+//! they end. What else a kernel is made of is its family's.
 
 use op::{Config, Error, Output, Problem, Result, Shape, Strategy};
 

@@ -1,9 +1,9 @@
 //! A problem's products as launches, given where everything is in the device's memory: for every family alike.
 //!
-//! Nothing here allocates: [`workspace_bytes`] says how much memory beside the operands a configuration needs, and [`launches`] turns
-//! addresses into kernels, grids and arguments. All groups with tokens go into one launch, up to 128 of them; fused strategies need no
-//! other. Two passes are a launch for each matrix, which leave their sums in the workspace, and one that joins them. So do, in one launch,
-//! blocks that share k where they cannot meet.
+//! Nothing here allocates: [`workspace_bytes`] says how much memory beside the operands a configuration needs, and
+//! [`launches`] turns addresses into kernels, grids and arguments. All groups with tokens go into one launch, up to 128
+//! of them; fused strategies need no other. Two passes are a launch for each matrix, which leave their sums in the
+//! workspace, and one that joins them. So do, in one launch, blocks that share k where they cannot meet.
 //!
 //! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, the number
 //! of tiles, and the gate's limit. Sums that go through memory get their biases where they are joined.
@@ -97,8 +97,8 @@ pub(super) struct Cut<'a, K> {
 }
 
 impl<K: MultiplyKernel> Cut<'_, K> {
-    /// The launches, in the order in which they run. `operands` has an entry for each group; `workspace` is the address of as much memory
-    /// as [`workspace_bytes`] says.
+    /// The launches, in the order in which they run. `operands` has an entry for each group; `workspace` is the address
+    /// of as much memory as [`workspace_bytes`] says.
     pub fn launches(&self, operands: &[GroupOperands], workspace: u64) -> Vec<Launch> {
         let planes = planes(self.problem, self.config, self.blocks);
         let (mut next, mut groups) = (workspace, Vec::new());

@@ -40,7 +40,8 @@ pub(super) fn check(shape: &ProductShape, config: &Config, strategies: &[Strateg
     Ok(())
 }
 
-/// How values of a tile of so many tokens get to the result. Many rows of floats would take the stages' room, and are whole sectors of memory anyhow.
+/// How values of a tile of so many tokens get to the result. Many rows of floats would take the stages' room, and are
+/// whole sectors of memory anyhow.
 fn epilogue(shape: &ProductShape, tile: u32) -> Epilogue {
     let aligned = (shape.n as usize * shape.output.bytes()).is_multiple_of(16);
     if aligned && (tile <= 64 || shape.output != Output::F32) { Epilogue::Staged } else { Epilogue::Direct }

@@ -1,16 +1,18 @@
 //! The sizes beyond which a launch would count wrongly, all in one place.
 //!
-//! Kernels address memory with 64 bits and count with 32: sizes, tiles, units and the bytes of a row of chunks are words of a
-//! kernel's arguments or made of those. Copies through a tensor map have signed 32-bit coordinates. A grid has at most 2³¹ − 1
-//! blocks. What follows from that:
+//! Kernels address memory with 64 bits and count with 32: sizes, tiles, units and the bytes of a row of chunks are
+//! words of a kernel's arguments or made of those. Copies through a tensor map have signed 32-bit coordinates. A grid
+//! has at most 2³¹ − 1 blocks. What follows from that:
 //!
 //! - m and n stay below 2³¹, so that a coordinate, and a size with a tile's sides added, fits.
-//! - ⌈k/64⌉ chunks of weights, one after another, are less than 2³² bytes: `produce` multiplies them out. That leaves room in
-//!   every count of units and stages along k, and in a tensor map's stride of 2k bytes, which must be below 2⁴⁰.
-//! - Where tokens are expanded, all groups may be one run of units of eight elements, and the threads of the last block count on
-//!   behind it. Then the three parts of single precision are less than 2³⁶ bytes apart, which a tensor map's stride can be.
-//! - Tiles of all groups together, twice as many blocks where two share a tile, and twice that once more for blocks that repeat
-//!   others' work or look for the next tile.
+//! - ⌈k/64⌉ chunks of weights, one after another, are less than 2³² bytes: `produce` multiplies them out. That leaves
+//!   room in every count of units and stages along k, and in a tensor map's stride of 2k bytes, which must be below
+//!   2⁴⁰.
+//! - Where tokens are expanded, all groups may be one run of units of eight elements, and the threads of the last block
+//!   count on behind it. Then the three parts of single precision are less than 2³⁶ bytes apart, which a tensor map's
+//!   stride can be.
+//! - Tiles of all groups together, twice as many blocks where two share a tile, and twice that once more for blocks
+//!   that repeat others' work or look for the next tile.
 //! - Where sums go through memory, a thread for each element joins them: blocks of 256.
 //!
 //! Elements of C are counted with 64 bits.

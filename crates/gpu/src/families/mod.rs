@@ -1,8 +1,9 @@
-//! GPU architectures, a folder each, and which of them a GPU is given. Adding one is adding its folder and its line in [`ALL`].
+//! GPU architectures, a folder each, and which of them a GPU is given. Adding one is adding its folder and its line in
+//! [`ALL`].
 //!
-//! What they have in common stands beside them: what a configuration means for any kernels (`choice`), how a problem is cut into launches
-//! (`cut`), the experts of a layer as the groups of a launch (`experts`), the sizes beyond which a launch would count wrongly (`limits`), and what a
-//! launch should take from first principles (`streams`).
+//! What they have in common stands beside them: what a configuration means for any kernels (`choice`), how a problem is
+//! cut into launches (`cut`), the experts of a layer as the groups of a launch (`experts`), the sizes beyond which a
+//! launch would count wrongly (`limits`), and what a launch should take from first principles (`streams`).
 
 pub(crate) mod choice;
 mod cut;

@@ -1,11 +1,12 @@
-//! How long a launch should take, from first principles: the same few equations for every architecture whose kernels copy, multiply and
-//! finish side by side.
+//! How long a launch should take, from first principles: the same few equations for every architecture whose kernels
+//! copy, multiply and finish side by side.
 //!
-//! A launch takes as long as its slowest stream: tensor cores, at the cycles of their instructions, tiles dealt to multiprocessors the longest
-//! first; L2, at what all blocks read of it; memory, at what is read of that once. Before the first multiplication comes the launch and the
-//! way through an empty pipeline, behind the last one a tile's way to C. Nothing in here is fitted to times of these kernels but
-//! three constants, and those were seen on an H200: what a launch costs, an empty pipeline, and a tile's way to C. How far it is off
-//! where that is known is said in docs/blackwell.md, and a test holds it to that.
+//! A launch takes as long as its slowest stream: tensor cores, at the cycles of their instructions, tiles dealt to
+//! multiprocessors the longest first; L2, at what all blocks read of it; memory, at what is read of that once. Before
+//! the first multiplication comes the launch and the way through an empty pipeline, behind the last one a tile's way to
+//! C. Nothing in here is fitted to times of these kernels but three constants, and those were seen on an H200: what a
+//! launch costs, an empty pipeline, and a tile's way to C. How far it is off where that is known is said in
+//! docs/blackwell.md, and a test holds it to that.
 
 use std::collections::BTreeMap;
 
@@ -99,8 +100,8 @@ impl Streams<'_> {
     }
 }
 
-/// When the last of some workers is done, if each next tile, in the order given, goes to one that is free first. Workers that
-/// are free at the same time are dealt to together.
+/// When the last of some workers is done, if each next tile, in the order given, goes to one that is free first.
+/// Workers that are free at the same time are dealt to together.
 pub(super) fn deal(tiles: &[(f64, usize)], workers: usize) -> f64 {
     let mut free = BTreeMap::from([(0u64, workers)]);
     for &(cycles, count) in tiles {

@@ -1,8 +1,9 @@
 //! What gate and up become, as instructions: the arithmetic that every epilogue and the join share.
 //!
-//! α is applied as two factors, a power of two and the rest, so that no intermediate result leaves f32's range unless the
-//! result does. The gate's exponential is the hardware's `ex2.approx` (3·2⁻²⁴), corrected for the rounding of its argument
-//! (1); then come the sum with one (1), `rcp.approx` (2) and the product (1): within the 8 that [`op::bound`] grants.
+//! α is applied as two factors, a power of two and the rest, so that no intermediate result leaves f32's range unless
+//! the result does. The gate's exponential is the hardware's `ex2.approx` (3·2⁻²⁴), corrected for the rounding of its
+//! argument (1); then come the sum with one (1), `rcp.approx` (2) and the product (1): within the 8 that [`op::bound`]
+//! grants.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -16,7 +17,8 @@ use super::owner::Owner;
 /// What log₂e has beyond f32.
 const LOG2_E_REST: f32 = 1.925_963e-8;
 
-/// The function of the gate. What models differ in, the limit, is an argument of kernels; what they share is part of them.
+/// The function of the gate. What models differ in, the limit, is an argument of kernels; what they share is part of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Function {
     /// [`Gate::Silu`].
@@ -66,7 +68,8 @@ pub fn clamp(gate: Gate) -> f32 {
 
 /// α as a power of two and the rest, each within f32: the two are multiplied onto a sum in this order.
 ///
-/// A sum is below 2¹²⁷, and what lies below 2⁻¹¹⁸ does not count, so beyond ±252 an exponent means zero or infinity anyway.
+/// A sum is below 2¹²⁷, and what lies below 2⁻¹¹⁸ does not count, so beyond ±252 an exponent means zero or infinity
+/// anyway.
 pub fn factors(alpha: f64) -> [f32; 2] {
     let exponent = if alpha == 0.0 { 0 } else { (alpha.abs().to_bits() >> 52) as i32 - 1023 };
     let mantissa = alpha * 2f64.powi(-exponent);
@@ -158,11 +161,12 @@ fn at_least(k: &mut Builder, value: Reg<F32>, limit: Reg<F32>) -> Reg<F32> {
     k.select(beyond, limit, value)
 }
 
-/// 1/(1 + e⁻ʸ), for y clipped at ±88: then every number on the way is finite and normal but for the result, which is zero
-/// where it would be subnormal (y below −87.3), so that those instructions can be used that flush such numbers. NaN becomes
-/// a number here, and the gate value that it is multiplied with is NaN then.
+/// 1/(1 + e⁻ʸ), for y clipped at ±88: then every number on the way is finite and normal but for the result, which is
+/// zero where it would be subnormal (y below −87.3), so that those instructions can be used that flush such numbers.
+/// NaN becomes a number here, and the gate value that it is multiplied with is NaN then.
 ///
-/// e⁻ʸ is 2ᵗ for t = −y·log₂e, rounded. What the rounding took away, and what log₂e has beyond f32, is d: 2ᵈ is 1 + d·ln 2.
+/// e⁻ʸ is 2ᵗ for t = −y·log₂e, rounded. What the rounding took away, and what log₂e has beyond f32, is d: 2ᵈ is 1 +
+/// d·ln 2.
 pub(crate) fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
     let y = k.max(y, -88.0);
     let y = k.min(y, 88.0);

@@ -1,7 +1,8 @@
 //! The groups of a launch, as kernels are told about them.
 //!
-//! They stand in a table among a kernel's parameters, one record each: where a group's operands are, its sizes, and the number of its
-//! first tile. Tiles (or whatever a kernel counts) are numbered through all groups, and a group is found by bisection.
+//! They stand in a table among a kernel's parameters, one record each: where a group's operands are, its sizes, and the
+//! number of its first tile. Tiles (or whatever a kernel counts) are numbered through all groups, and a group is found
+//! by bisection.
 
 use ptx::{Builder, F32, ParamTable, Reg, U32, U64};
 

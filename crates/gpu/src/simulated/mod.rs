@@ -1,12 +1,12 @@
 //! The backend `sim`: the GPU's kernels, instruction by instruction on the CPU.
 //!
-//! It runs exactly what `cuda` runs, launch for launch, on a machine that has no GPU, under a schedule that the simulator
-//! makes as awkward as the machine's rules allow, and stops at the first race, deadlock or stray access. It is there to
-//! test kernels, not to be fast: problems beyond a thousand tile steps are refused.
+//! It runs exactly what `cuda` runs, launch for launch, on a machine that has no GPU, under a schedule that the
+//! simulator makes as awkward as the machine's rules allow, and stops at the first race, deadlock or stray access. It
+//! is there to test kernels, not to be fast: problems beyond a thousand tile steps are refused.
 //!
-//! It lives here, beside `cuda`, and not in the command line or the simulator's crate, because all it consists of is the
-//! private joint between `launches` and a device. The arrow to the simulator is optional (feature `sim`) and closes no
-//! circle: the simulator knows instructions only.
+//! It lives here, beside `cuda`, and not in the command line or the simulator's crate, because all it consists of is
+//! the private joint between `launches` and a device. The arrow to the simulator is optional (feature `sim`) and closes
+//! no circle: the simulator knows instructions only.
 
 mod layer;
 mod machine;
@@ -79,8 +79,8 @@ impl Simulated {
         },
     ];
 
-    /// A family's kernels by the backend's name: `sim`, or `sim:sm80` and so on, or the architecture's as the assembler spells it
-    /// (`sim:sm_90a`, `sim:sm_100a`, `sim:sm_120a`).
+    /// A family's kernels by the backend's name: `sim`, or `sim:sm80` and so on, or the architecture's as the assembler
+    /// spells it (`sim:sm_90a`, `sim:sm_100a`, `sim:sm_120a`).
     pub fn by_name(name: &str) -> Option<&'static Simulated> {
         static FAMILIES: [Simulated; 4] = Simulated::FAMILIES;
         let called = |family: &dyn Family| {
@@ -144,7 +144,8 @@ fn simulated_launches(launches: &[Launch]) -> Result<Vec<(ptx::Kernel, sim::Invo
     launches.iter().map(simulated).collect()
 }
 
-/// Puts a group's tokens into the simulated memory as they come, as a kernel before the first would have left them there.
+/// Puts a group's tokens into the simulated memory as they come, as a kernel before the first would have left them
+/// there.
 fn place(gpu: &mut sim::Gpu, activations: &Activations<'_>, largest: f32) -> TokenPlace {
     let [values, scales] = bytes_of(activations).map(|bytes| {
         let buffer = gpu.upload("tokens", bytes);
@@ -171,7 +172,8 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
 pub struct Staged {
     /// The device.
     pub gpu: sim::Gpu,
-    /// The launches, in their order. They run as in a queue: where grids can overlap, each may begin before the one before it has ended.
+    /// The launches, in their order. They run as in a queue: where grids can overlap, each may begin before the one
+    /// before it has ended.
     pub launches: Vec<(ptx::Kernel, sim::Invocation)>,
     /// Where each group's result will be.
     pub results: Vec<Buffer>,
@@ -283,8 +285,8 @@ impl Simulated {
         self.launch_from(self.family.expansion(problem.activation()), problem, config, operands)
     }
 
-    /// The same as a queue over a device's memory launches it: dense tokens of any type are multiplied there with the input scales
-    /// that the weights have, so that they become the problem's single precision.
+    /// The same as a queue over a device's memory launches it: dense tokens of any type are multiplied there with the
+    /// input scales that the weights have, so that they become the problem's single precision.
     pub fn launch_multiplying(
         &self,
         problem: &Problem,

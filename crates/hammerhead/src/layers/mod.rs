@@ -4,20 +4,23 @@
 //! tokens, their experts ──► sort by expert ──► gather ──► gate/up ──► down ──► combine ──► out
 //! ```
 //!
-//! Rows are sorted by a stable counting sort, so that an expert's rows lie side by side, and each product is one grouped call over all experts: one set
-//! of tiles, to which experts without rows add nothing. The combination adds a token's experts in their order, in f32, and rounds once. What is
-//! rounded in between is the caller's choice, [`Intermediate`]; [`op::layer_reference`] defines all of it.
+//! Rows are sorted by a stable counting sort, so that an expert's rows lie side by side, and each product is one
+//! grouped call over all experts: one set of tiles, to which experts without rows add nothing. The combination adds a
+//! token's experts in their order, in f32, and rounds once. What is rounded in between is the caller's choice,
+//! [`Intermediate`]; [`op::layer_reference`] defines all of it.
 //!
 //! **Memory.** Tokens are computed in pieces whose rows take at most [`LayerOptions::workspace_bytes`].
 //!
-//! **Determinism.** Results are the same to the bit for any number of threads: see `steady.rs`. With [`LayerOptions::batch_invariant`] a token's result
-//! depends on that token and the weights only. Two more things stand against that. Kernels scale the tokens of a group by a power of two that its
-//! largest decides; that changes nothing but what becomes of numbers some 2¹²⁰ times as small. So rows of very different magnitudes are
-//! computed apart, and each magnitude has its own fixed power. And AMX multiplies f16 tokens in one of two ways, by the smallest of them all:
-//! they are widened to f32.
+//! **Determinism.** Results are the same to the bit for any number of threads: see `steady.rs`. With
+//! [`LayerOptions::batch_invariant`] a token's result depends on that token and the weights only. Two more things stand
+//! against that. Kernels scale the tokens of a group by a power of two that its largest decides; that changes nothing
+//! but what becomes of numbers some 2¹²⁰ times as small. So rows of very different magnitudes are computed apart, and
+//! each magnitude has its own fixed power. And AMX multiplies f16 tokens in one of two ways, by the smallest of them
+//! all: they are widened to f32.
 //!
-//! **NaN and infinity** in tokens, logits or weights, or where a product or an intermediate is beyond its type, are computed with as IEEE arithmetic has them: they spoil the
-//! results of their token and of no other. An NVFP4 intermediate has no codes for them: the results of its row are NaN.
+//! **NaN and infinity** in tokens, logits or weights, or where a product or an intermediate is beyond its type, are
+//! computed with as IEEE arithmetic has them: they spoil the results of their token and of no other. An NVFP4
+//! intermediate has no codes for them: the results of its row are NaN.
 //!
 //! **A backend that computes layers whole** ([`op::Backend::load_layer`]: every GPU, and the simulator of each) takes
 //! the place of all that where an engine has nothing but that backend, or where it should be faster than the processor:
@@ -58,7 +61,8 @@ pub struct LayerOptions {
     pub intermediate: Intermediate,
     /// Whether a token's result may depend on nothing but that token and the weights.
     pub batch_invariant: bool,
-    /// What the rows that are computed at a time may take: a token's inputs, intermediates and outputs, once per expert. One token is always computed.
+    /// What the rows that are computed at a time may take: a token's inputs, intermediates and outputs, once per
+    /// expert. One token is always computed.
     pub workspace_bytes: usize,
     /// Bytes of a device's memory that the weights may take, where a device computes the layer; without a number, all
     /// that there is. Experts beyond it lie in the host's memory, and the processor computes them while the device
@@ -135,7 +139,8 @@ impl Mlp {
         self.0.packed_bytes()
     }
 
-    /// Writes the packed weights to a file, from which [`Mlp::open`] maps them back. Only weights of the CPU's layout can be.
+    /// Writes the packed weights to a file, from which [`Mlp::open`] maps them back. Only weights of the CPU's layout
+    /// can be.
     pub fn save(&self, engine: &Engine, path: impl AsRef<Path>) -> Result<()> {
         self.0.save(engine, path, None)
     }
@@ -305,14 +310,14 @@ impl Experts {
         Ok(Products::Engine { stack, shared })
     }
 
-    /// Writes the packed weights to a file, and a router's rule beside them if there is one; [`Experts::open`] maps them back. Only weights
-    /// of the CPU's layout can be.
+    /// Writes the packed weights to a file, and a router's rule beside them if there is one; [`Experts::open`] maps
+    /// them back. Only weights of the CPU's layout can be.
     pub fn save(&self, engine: &Engine, path: impl AsRef<Path>, router: Option<&Router>) -> Result<()> {
         saved::write(path.as_ref(), &self.products.written(router)?, engine.team())
     }
 
-    /// Maps a layer that [`Experts::save`] wrote, and gives the router's rule that was written with it. The file is read once, to see that it is whole, and
-    /// must not be changed while the layer lives.
+    /// Maps a layer that [`Experts::save`] wrote, and gives the router's rule that was written with it. The file is
+    /// read once, to see that it is whole, and must not be changed while the layer lives.
     pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<(Self, Option<Router>)> {
         Ok(Self::of(saved::open(engine, path.as_ref(), options)?, options))
     }
@@ -322,7 +327,8 @@ impl Experts {
         saved::to_bytes(&self.products.written(router)?, engine.team())
     }
 
-    /// The layer that [`Experts::to_bytes`] made bytes of, and the router's rule among them. They are copied, and checked as a whole.
+    /// The layer that [`Experts::to_bytes`] made bytes of, and the router's rule among them. They are copied, and
+    /// checked as a whole.
     pub fn from_bytes(engine: &Engine, bytes: &[u8], options: LayerOptions) -> Result<(Self, Option<Router>)> {
         Ok(Self::of(saved::from_bytes(engine, bytes, options)?, options))
     }
@@ -420,7 +426,8 @@ impl Experts {
         on_device.place(queue, experts, |shape, expert| host.packed_for(on_device.family(), shape, expert))
     }
 
-    /// Bytes that [`crate::gpu::Queue::enqueue_experts`] works in, at most, for so many tokens of a type that have so many experts each.
+    /// Bytes that [`crate::gpu::Queue::enqueue_experts`] works in, at most, for so many tokens of a type that have so
+    /// many experts each.
     pub fn queue_workspace_bytes(&self, tokens: usize, element: Activation, top_k: usize) -> Result<usize> {
         self.products.on_device()?.workspace_bytes(tokens, element, top_k)
     }

@@ -105,7 +105,8 @@ pub(super) fn scatter(from: &Values<'_>, width: usize, to: &mut Target<'_>, whic
     }
 }
 
-/// Finds rows of f32 in which a number is not finite, which NVFP4 has no codes for, and leaves zeros there: the number of the target and the row in it.
+/// Finds rows of f32 in which a number is not finite, which NVFP4 has no codes for, and leaves zeros there: the number
+/// of the target and the row in it.
 pub(super) fn take_spoilt(targets: &mut [Target<'_>], width: usize) -> Vec<(usize, usize)> {
     let mut spoilt = Vec::new();
     for (index, target) in targets.iter_mut().enumerate() {

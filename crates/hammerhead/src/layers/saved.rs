@@ -1,14 +1,16 @@
-//! Packed layers in files, so that a model whose weights were packed once starts in the time that reading them takes; and the same as bytes, for whoever
-//! sends them to another process.
+//! Packed layers in files, so that a model whose weights were packed once starts in the time that reading them takes;
+//! and the same as bytes, for whoever sends them to another process.
 //!
 //! ```text
 //! magic, version, length and checksum of the description │ description (JSON) │ 0… │ part │ 0… │ part │ …
 //! ```
 //!
-//! The description says what the layer is and where its parts lie, each with a checksum: codes and scales as the CPU's layout has them, which are mapped
-//! and not copied, and vectors of f32, which are. A file is refused with its remedy if it is of another version, cut off, or damaged anywhere: all of it is read once when it is opened,
-//! on all threads. It is written beside its place and moved there when it is whole. **It must not be changed while it is open.** Bytes are copied when they are read.
-//! A [`Layer`]'s bytes are of the same form, with a magic number and a description of their own.
+//! The description says what the layer is and where its parts lie, each with a checksum: codes and scales as the CPU's
+//! layout has them, which are mapped and not copied, and vectors of f32, which are. A file is refused with its remedy
+//! if it is of another version, cut off, or damaged anywhere: all of it is read once when it is opened, on all threads.
+//! It is written beside its place and moved there when it is whole. **It must not be changed while it is open.** Bytes
+//! are copied when they are read. A [`Layer`]'s bytes are of the same form, with a magic number and a description of
+//! their own.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -193,7 +195,8 @@ fn described<'a>(written: &Written<'a>, team: &Team) -> Result<(Parts<'a>, Descr
 }
 
 impl Layer {
-    /// The packed weights as bytes, of which [`Layer::from_bytes`] makes the layer again, here or in another process. Only weights of the CPU's layout can be.
+    /// The packed weights as bytes, of which [`Layer::from_bytes`] makes the layer again, here or in another process.
+    /// Only weights of the CPU's layout can be.
     pub fn to_bytes(&self, engine: &Engine) -> Result<Vec<u8>> {
         let mut parts = Parts::default();
         let stored = matrices(self)?.into_iter().enumerate().map(|(group, matrices)| StoredGroup {
@@ -500,7 +503,8 @@ fn checksums<B: AsRef<[u8]> + Sync>(parts: &[B], team: &Team) -> Vec<u64> {
     done.into_inner().unwrap_or_default()
 }
 
-/// A checksum that a change of any one word of eight bytes always changes, and others but by chance. It is no defence against who wants to deceive.
+/// A checksum that a change of any one word of eight bytes always changes, and others but by chance. It is no defence
+/// against who wants to deceive.
 ///
 /// Four lanes take turns, so that their multiplications overlap; each step maps a lane's states one to one.
 fn checksum(bytes: &[u8]) -> u64 {

@@ -29,7 +29,8 @@ impl Sorted {
         (self.first, self.top_k) = (tokens.start, routed.top_k());
         let ids = &routed.ids()[tokens.start * self.top_k..tokens.end * self.top_k];
         let mine = |id: u32| (id as usize) < experts;
-        // Rows are counted one behind their expert, so that sums are where each begins; filling moves them to where the next begins.
+        // Rows are counted one behind their expert, so that sums are where each begins; filling moves them to where the
+        // next begins.
         self.offsets.clear();
         self.offsets.resize(experts + 1, 0);
         ids.iter().filter(|&&id| mine(id)).for_each(|&id| self.offsets[id as usize + 1] += 1);

@@ -62,7 +62,8 @@ impl Stack {
         }
     }
 
-    /// Weights that were packed before: both products, an intermediate's scale per MLP, and the widths that they all have.
+    /// Weights that were packed before: both products, an intermediate's scale per MLP, and the widths that they all
+    /// have.
     pub(super) fn of(
         (up, down): (Layer, Layer),
         scales: Vec<GlobalScale>,
@@ -197,7 +198,8 @@ fn groups<'a>(rows: &'a Dense<'_>, offsets: &[usize]) -> Result<Vec<Activations<
     offsets.windows(2).map(|ends| Ok(part(rows, ends[0]..ends[1])?.into())).collect()
 }
 
-/// Rows as they are, but f16 as f32: matrix units that multiply f16 do so in a way that the smallest of all tokens decides.
+/// Rows as they are, but f16 as f32: matrix units that multiply f16 do so in a way that the smallest of all tokens
+/// decides.
 fn wide<'a>(group: &Activations<'a>, team: &Team) -> Result<Activations<'a>> {
     match group {
         Activations::Dense(dense) if element(dense) == Output::F16 => {
@@ -210,8 +212,8 @@ fn wide<'a>(group: &Activations<'a>, team: &Team) -> Result<Activations<'a>> {
 /// Powers of two that rows of one magnitude may be apart by.
 const APART: i32 = 48;
 
-/// How large each row is, roughly: its largest number lies below [`top`] and at most [`APART`] powers of two below it. Ordinary rows are
-/// of magnitude 0, and so are those that are all zero.
+/// How large each row is, roughly: its largest number lies below [`top`] and at most [`APART`] powers of two below it.
+/// Ordinary rows are of magnitude 0, and so are those that are all zero.
 fn magnitudes(group: &Activations<'_>) -> Vec<i32> {
     let Activations::Dense(dense) = group else { return Vec::new() };
     let mut values = vec![0f32; dense.k()];

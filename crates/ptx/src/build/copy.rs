@@ -1,5 +1,5 @@
-//! Asynchronous copies. What these methods leave out (a tensor copy that signals the other block of a pair) goes through
-//! [`Builder::emit`].
+//! Asynchronous copies. What these methods leave out (a tensor copy that signals the other block of a pair) goes
+//! through [`Builder::emit`].
 
 use super::Builder;
 use crate::instr::AsyncCopy;
@@ -111,8 +111,8 @@ impl Builder {
         self.emit(AsyncCopy::PrefetchMap { map: map.id() });
     }
 
-    /// Asks for the work of a cluster that has not begun. The answer goes to shared memory, of every block of the cluster if `all`, and `bar`
-    /// counts its 16 bytes there.
+    /// Asks for the work of a cluster that has not begun. The answer goes to shared memory, of every block of the
+    /// cluster if `all`, and `bar` counts its 16 bytes there.
     pub fn try_cancel(&mut self, answer: Addr<Shared>, bar: Addr<Shared>, all: bool) {
         self.emit(AsyncCopy::TryCancel { dst: answer.address(), bar: bar.address(), multicast: all });
     }

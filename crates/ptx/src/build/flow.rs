@@ -1,7 +1,7 @@
 //! Loops and branches as closures, lowered to labels and branches.
 //!
-//! Labels are laid out in program order and every structure is left at its end, so lanes that diverged meet again at the
-//! first label after the structure.
+//! Labels are laid out in program order and every structure is left at its end, so lanes that diverged meet again at
+//! the first label after the structure.
 
 use super::Builder;
 use crate::instr::{Control, Label, RegisterChange};

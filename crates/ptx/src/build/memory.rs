@@ -75,8 +75,8 @@ impl Builder {
         self.atomic(AtomicOp::Add, Semantics::Relaxed, scope, addr, a)
     }
 
-    /// Changes memory atomically, and returns what was there. An ordered one both publishes what came before it and sees
-    /// what others published.
+    /// Changes memory atomically, and returns what was there. An ordered one both publishes what came before it and
+    /// sees what others published.
     pub fn atomic<T: Type, S: InSpace>(
         &mut self,
         op: AtomicOp,

@@ -1,8 +1,8 @@
 //! The builder: a kernel written as a Rust function.
 //!
-//! Each method appends one instruction (a few append a short, documented sequence) and returns the typed register of its
-//! result. Mistakes that the types cannot exclude are remembered and reported by [`Builder::finish`], so kernels read
-//! without error handling on every line.
+//! Each method appends one instruction (a few append a short, documented sequence) and returns the typed register of
+//! its result. Mistakes that the types cannot exclude are remembered and reported by [`Builder::finish`], so kernels
+//! read without error handling on every line.
 
 mod arith;
 mod copy;

@@ -26,8 +26,8 @@ impl Builder {
         self.emit(Barrier::Arrive { space: Space::Shared, sem, scope, bar: bar.address(), count: None });
     }
 
-    /// Arrives at any block's barrier. Cluster-wide release costs time; block scope suffices where only the barrier itself
-    /// is awaited.
+    /// Arrives at any block's barrier. Cluster-wide release costs time; block scope suffices where only the barrier
+    /// itself is awaited.
     pub fn arrive_remote(&mut self, bar: Addr<Cluster>, sem: Semantics, scope: Scope) {
         self.emit(Barrier::Arrive { space: Space::Cluster, sem, scope, bar: bar.address(), count: None });
     }

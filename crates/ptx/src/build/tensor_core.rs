@@ -134,8 +134,8 @@ impl Builder {
         });
     }
 
-    /// The low word of the descriptor of a matrix at a run-time address. It is the only part that varies: adding n to it
-    /// moves the matrix by 16·n bytes, and kept apart it stays in uniform registers.
+    /// The low word of the descriptor of a matrix at a run-time address. It is the only part that varies: adding n to
+    /// it moves the matrix by 16·n bytes, and kept apart it stays in uniform registers.
     pub fn descriptor_low(&mut self, layout: MatrixLayout, address: Reg<U32>) -> Reg<U32> {
         let start = self.bit_extract(address, 4, 14);
         self.or(start, (layout.leading / 16) << 16)

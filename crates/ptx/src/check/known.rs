@@ -1,8 +1,8 @@
 //! What can be said about a register's value without running the kernel.
 //!
-//! A register that is written exactly once, by a move of a literal, the address of a shared region, or simple arithmetic
-//! on such registers, is known to be `residue` modulo a power of two. That is enough to hold addresses to their alignment
-//! and descriptors to their fields, also where a stage index that only the run knows is part of them.
+//! A register that is written exactly once, by a move of a literal, the address of a shared region, or simple
+//! arithmetic on such registers, is known to be `residue` modulo a power of two. That is enough to hold addresses to
+//! their alignment and descriptors to their fields, also where a stage index that only the run knows is part of them.
 
 use crate::instr::{Access, Arith, BinaryOp, Op, TernaryOp, UnaryOp};
 use crate::kernel::Kernel;

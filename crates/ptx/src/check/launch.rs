@@ -16,8 +16,8 @@ const REGISTER_FILE: u32 = 65_536;
 const PARAM_LIMIT: u64 = 32_764;
 
 impl Kernel {
-    /// Whether blocks of this kernel fit the register file with `registers` registers per thread, as an assembler reports
-    /// them.
+    /// Whether blocks of this kernel fit the register file with `registers` registers per thread, as an assembler
+    /// reports them.
     pub fn check_registers(&self, registers: u32) -> Result<(), Error> {
         let threads = self.launch.threads.saturating_mul(self.launch.min_blocks.unwrap_or(1));
         // Registers are given out in steps of eight.
@@ -28,8 +28,8 @@ impl Kernel {
         Err(Error::Illegal(Box::new(Violation { kernel: self.name.clone(), place: None, rule })))
     }
 
-    /// The registers per thread at launch, as the assembler settles them for a kernel with `setmaxnreg`: the largest budget
-    /// named, as far as the register file allows it to all threads at once.
+    /// The registers per thread at launch, as the assembler settles them for a kernel with `setmaxnreg`: the largest
+    /// budget named, as far as the register file allows it to all threads at once.
     fn launch_registers(&self) -> u32 {
         let threads = self.launch.threads.max(1) * self.launch.min_blocks.unwrap_or(1).max(1);
         let budgets = self.body.iter().filter_map(|instr| match instr.op {

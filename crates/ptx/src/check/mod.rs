@@ -1,9 +1,9 @@
 //! Whether the hardware would accept a kernel.
 //!
-//! Each instruction is held to the rules of its family, and the kernel as a whole to the limits of a multiprocessor. Only
-//! what can be decided from the kernel alone is decided here: literals, fixed shared addresses, registers that are written
-//! once with a known value. What depends on the run (who arrives when, which bytes are ready) is a simulator's business.
-//! Whatever is refused here would be refused by the assembler, ignored by it, or fail on the GPU.
+//! Each instruction is held to the rules of its family, and the kernel as a whole to the limits of a multiprocessor.
+//! Only what can be decided from the kernel alone is decided here: literals, fixed shared addresses, registers that are
+//! written once with a known value. What depends on the run (who arrives when, which bytes are ready) is a simulator's
+//! business. Whatever is refused here would be refused by the assembler, ignored by it, or fail on the GPU.
 
 mod arith;
 mod known;
@@ -25,8 +25,8 @@ use crate::types::{Address, Bank, Base, DataType, Operand, ParamId, RegId, Scope
 use known::Known;
 
 impl Kernel {
-    /// Whether the hardware accepts the kernel; if not, the first rule it breaks. [`crate::Builder::finish`] asks this, and
-    /// whoever changes a finished kernel can ask again.
+    /// Whether the hardware accepts the kernel; if not, the first rule it breaks. [`crate::Builder::finish`] asks this,
+    /// and whoever changes a finished kernel can ask again.
     pub fn check(&self) -> Result<(), Error> {
         match self.violations().into_iter().next() {
             Some(violation) => Err(Error::Illegal(Box::new(violation))),

@@ -577,15 +577,16 @@ pub enum Arith {
         /// Operand.
         a: RegId,
     },
-    /// Whether an answer to [`TryCancel`](super::AsyncCopy::TryCancel) says that a cluster was cancelled. Cannot be guarded: it is several
-    /// instructions to the assembler.
+    /// Whether an answer to [`TryCancel`](super::AsyncCopy::TryCancel) says that a cluster was cancelled. Cannot be
+    /// guarded: it is several instructions to the assembler.
     IsCanceled {
         /// Predicate.
         dst: RegId,
         /// Two 64-bit registers: the answer.
         answer: [RegId; 2],
     },
-    /// The first block of the cluster that was cancelled, along x, y and z; of an answer that says that one was. Cannot be guarded.
+    /// The first block of the cluster that was cancelled, along x, y and z; of an answer that says that one was. Cannot
+    /// be guarded.
     FirstBlock {
         /// 32-bit results.
         dsts: [RegId; 3],

@@ -11,8 +11,8 @@ pub enum Semantics {
     Ordered,
 }
 
-/// Barriers of every kind. A memory barrier ("mbarrier") is eight bytes of shared memory that count arrivals and bytes of
-/// transactions; its phase completes when both reach zero.
+/// Barriers of every kind. A memory barrier ("mbarrier") is eight bytes of shared memory that count arrivals and bytes
+/// of transactions; its phase completes when both reach zero.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Barrier {
     /// Makes eight aligned bytes of shared memory a barrier in phase 0 that expects `count` arrivals per phase.

@@ -1,6 +1,7 @@
 //! Asynchronous copies: bulk copies of plain bytes, tensor copies through a tensor map, and remote stores that signal a
-//! barrier. They are issued by one thread and done by the copy engine, through the async proxy. Copies of a few bytes per thread
-//! are older than those: they go the way that loads and stores go, and only the thread that issued them can wait for them.
+//! barrier. They are issued by one thread and done by the copy engine, through the async proxy. Copies of a few bytes
+//! per thread are older than those: they go the way that loads and stores go, and only the thread that issued them can
+//! wait for them.
 
 use super::tcgen05::CtaGroup;
 use crate::types::{Address, Operand, RegId};
@@ -116,14 +117,15 @@ pub enum AsyncCopy {
     },
     /// Closes a group of this thread's copies, empty or not (`cp.async.commit_group`).
     CommitThreadGroup,
-    /// Waits until at most `pending` of this thread's groups of copies are unfinished (`cp.async.wait_group`). What they wrote is
-    /// then there for this thread, and through a barrier for others.
+    /// Waits until at most `pending` of this thread's groups of copies are unfinished (`cp.async.wait_group`). What
+    /// they wrote is then there for this thread, and through a barrier for others.
     WaitThreadGroup {
         /// Groups allowed to be in flight.
         pending: u32,
     },
-    /// Asks that a cluster of the grid which has not begun never begins, so that this one can do its work (`clusterlaunchcontrol`). The answer,
-    /// 16 bytes for [`Arith::IsCanceled`](super::Arith::IsCanceled), goes to shared memory and is counted at a barrier.
+    /// Asks that a cluster of the grid which has not begun never begins, so that this one can do its work
+    /// (`clusterlaunchcontrol`). The answer, 16 bytes for [`Arith::IsCanceled`](super::Arith::IsCanceled), goes to
+    /// shared memory and is counted at a barrier.
     TryCancel {
         /// Where the answer goes: shared, 16-byte aligned.
         dst: Address,

@@ -1,7 +1,7 @@
 //! Tensor cores by the warp: `mma.sync`, which multiplies what is in the registers of one warp, at once.
 //!
-//! With g = lane / 4 and c = lane % 4, the 16×8 accumulators of a lane are (row g; columns 2c, 2c + 1) and (row g + 8; the same). A
-//! register of A or B holds neighbours along k, the first in its lowest bits.
+//! With g = lane / 4 and c = lane % 4, the 16×8 accumulators of a lane are (row g; columns 2c, 2c + 1) and (row g + 8;
+//! the same). A register of A or B holds neighbours along k, the first in its lowest bits.
 
 use super::wgmma::MatrixElement;
 use crate::types::RegId;
@@ -32,7 +32,8 @@ pub enum Mma {
         a: [RegId; 4],
         /// (k 8c..8c + 8; column g), (k 8c + 32..8c + 40; column g).
         b: [RegId; 2],
-        /// Four scales, byte i for k 16i..16i + 16: lane 4g + 2·`lanes_a` has those of row g, the next lane those of row g + 8.
+        /// Four scales, byte i for k 16i..16i + 16: lane 4g + 2·`lanes_a` has those of row g, the next lane those of
+        /// row g + 8.
         scale_a: RegId,
         /// Which lanes of a quad give scales of A: 0 or 1.
         lanes_a: u32,

@@ -21,8 +21,8 @@ pub enum Access {
 type Visit<'v> = dyn FnMut(RegId, Access) + 'v;
 
 impl Instr {
-    /// Calls `visit` for each register the instruction touches, sources before results. A register that appears twice is
-    /// visited twice.
+    /// Calls `visit` for each register the instruction touches, sources before results. A register that appears twice
+    /// is visited twice.
     pub fn registers(&self, visit: &mut Visit<'_>) {
         if let Some(guard) = self.guard {
             visit(guard.pred, Access::Read);

@@ -1,5 +1,5 @@
-//! Blackwell's tensor cores: matrix multiplication of block-scaled FP4, or of numbers without block scales, between shared memory and
-//! tensor memory.
+//! Blackwell's tensor cores: matrix multiplication of block-scaled FP4, or of numbers without block scales, between
+//! shared memory and tensor memory.
 
 use crate::types::{Address, Operand, RegId};
 
@@ -106,7 +106,8 @@ impl CellShape {
 /// Tensor memory and multiplication. Tensor memory has 128 lanes × 512 columns of 32 bits per block.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tcgen05 {
-    /// One warp allocates columns of tensor memory; the address is written to shared memory. Blocks until there is room.
+    /// One warp allocates columns of tensor memory; the address is written to shared memory. Blocks until there is
+    /// room.
     Alloc {
         /// One block, or a pair.
         group: CtaGroup,

@@ -82,8 +82,8 @@ pub enum Accumulate {
 /// Warpgroup matrix multiplication. All of it is executed by whole warps, the same in each of the warpgroup's four.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wgmma {
-    /// Orders register accesses before it against the multiplications after it. Needed before the first one and whenever
-    /// the program has written an accumulator or an A register since.
+    /// Orders register accesses before it against the multiplications after it. Needed before the first one and
+    /// whenever the program has written an accumulator or an A register since.
     Fence,
     /// Starts D = A·B (+ D), 64 × n × [`MatrixElement::depth`], f32 accumulators.
     Mma {

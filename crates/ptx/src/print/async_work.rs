@@ -240,7 +240,8 @@ fn cells(shape: CellShape, registers: usize) -> (&'static str, usize, String) {
 }
 
 pub(super) fn tcgen05(op: &Tcgen05, target: Target) -> String {
-    // One meaning, two spellings: families of chips refuse the older one, and chips by themselves have taken it for longer.
+    // One meaning, two spellings: families of chips refuse the older one, and chips by themselves have taken it for
+    // longer.
     let block = if target == Target::Sm100f { "block16" } else { "scale_vec::4X" };
     match op {
         Tcgen05::Alloc { group: g, dst, columns } => {

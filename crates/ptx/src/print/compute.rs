@@ -1,4 +1,5 @@
-//! Text of what threads and warps do themselves: arithmetic, memory accesses, shuffles, votes and the multiplications of a warp.
+//! Text of what threads and warps do themselves: arithmetic, memory accesses, shuffles, votes and the multiplications
+//! of a warp.
 
 use super::{SHARED, address, list, operand, scope, space, suffix, vector, when, word};
 use crate::instr::{

@@ -1,7 +1,7 @@
 //! Kernels as PTX text: one function from operation to text per family, and the frame around them.
 //!
-//! Nothing is decided here. The text follows from the value alone; literals are printed by the instruction's type, floats
-//! as the hexadecimal of their bits, so that no rounding can happen on the way to the assembler.
+//! Nothing is decided here. The text follows from the value alone; literals are printed by the instruction's type,
+//! floats as the hexadecimal of their bits, so that no rounding can happen on the way to the assembler.
 
 mod async_work;
 mod compute;

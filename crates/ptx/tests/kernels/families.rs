@@ -1,5 +1,6 @@
-//! One kernel per family of instructions, generated from tables: operations times types times options, as far as the checker
-//! accepts them. A new form is a new entry of a table. The kernels compute nothing; they are there to be assembled.
+//! One kernel per family of instructions, generated from tables: operations times types times options, as far as the
+//! checker accepts them. A new form is a new entry of a table. The kernels compute nothing; they are there to be
+//! assembled.
 
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Control, DenseKind, Direction,

@@ -140,7 +140,7 @@ fn a_violation_names_its_phase_and_instruction_on_one_line() {
     let text = k.finish().expect_err("an illegal kernel").to_string();
     assert_eq!(
         text,
-        "small/prepare, instruction 0 (barrier.sync.aligned 16, 256;): the barrier's number is 16; the hardware wants 0 \
+        "small/prepare, instruction 0 (barrier.sync.aligned 16, 256;): the barrier's number: 16; expected 0 \
          to 15"
     );
 }

@@ -1,7 +1,9 @@
-//! A blank: a process of the referee's own that queues a kernel which does nothing behind a latch, as contestants queue their runs.
+//! A blank: a process of the referee's own that queues a kernel which does nothing behind a latch, as contestants queue
+//! their runs.
 //!
-//! Two contexts take turns on a GPU. To change them, there and back, takes some 0.3 ms on an H200, and always the same to a microsecond or two. That is in every run behind a
-//! latch that launches any kernel, whoever launches it, and none of it is the contestant's work. What a blank takes is that, the latch and one launch; it is measured beside the
+//! Two contexts take turns on a GPU. To change them, there and back, takes some 0.3 ms on an H200, and always the same
+//! to a microsecond or two. That is in every run behind a latch that launches any kernel, whoever launches it, and none
+//! of it is the contestant's work. What a blank takes is that, the latch and one launch; it is measured beside the
 //! contestants and taken off what they took.
 
 use std::collections::HashMap;

@@ -1,9 +1,10 @@
 //! The clock of a GPU: events around what is queued in a stream.
 //!
-//! What is timed lies between two events in the stream that it was queued in. Before the first the device is held back with other work, so that the
-//! host has queued all of it when the first of it begins, and its launches cost nothing that a loaded host would make longer. That work is
-//! a sweep through L2 where the run is to begin cold. After the second the whole device is waited for: work in other streams, which the events do not see,
-//! makes that wait longer ([`DeviceTime::outside`]), and is not forgotten.
+//! What is timed lies between two events in the stream that it was queued in. Before the first the device is held back
+//! with other work, so that the host has queued all of it when the first of it begins, and its launches cost nothing
+//! that a loaded host would make longer. That work is a sweep through L2 where the run is to begin cold. After the
+//! second the whole device is waited for: work in other streams, which the events do not see, makes that wait longer
+//! ([`DeviceTime::outside`]), and is not forgotten.
 
 use std::time::Instant;
 
@@ -11,7 +12,8 @@ use gpu::driver::{Context, DeviceMemory, Event, Stream};
 
 use crate::Result;
 
-/// Fills of a little memory that hold the device back, each for longer than it takes to queue it, and their bytes: a part of L2 only.
+/// Fills of a little memory that hold the device back, each for longer than it takes to queue it, and their bytes: a
+/// part of L2 only.
 const HOLDS: usize = 40;
 const HOLD_BYTES: usize = 16 << 20;
 /// Sweeps before a cold run.
@@ -22,10 +24,11 @@ const SWEEPS: usize = 4;
 pub struct DeviceTime {
     /// Seconds between the events.
     pub seconds: f64,
-    /// Seconds of the host's clock from when the second event was reached until the whole device had nothing left to do; of a run behind a latch, by how much
-    /// longer than ever the referee's own work took before it and after it.
+    /// Seconds of the host's clock from when the second event was reached until the whole device had nothing left to
+    /// do; of a run behind a latch, by how much longer than ever the referee's own work took before it and after it.
     pub outside: f64,
-    /// Seconds of the run with all of the referee's own work around it, by the device's clock and by the host's: the second clock.
+    /// Seconds of the run with all of the referee's own work around it, by the device's clock and by the host's: the
+    /// second clock.
     pub whole: [f64; 2],
 }
 

@@ -1,26 +1,31 @@
 //! A latch in a GPU's memory: how work that another process has queued is timed by the device's clock.
 //!
-//! A driver's events cannot be read by another process, and what the host's clock says of a run that a process was woken for is mostly of the host.
-//! So a contestant has its stream wait for a word of lent memory, queues a run behind that, and behind the run the writing of a second word; then its process
-//! is stopped, and nothing of a host is left in what follows. One stream of the referee's does it:
+//! A driver's events cannot be read by another process, and what the host's clock says of a run that a process was
+//! woken for is mostly of the host. So a contestant has its stream wait for a word of lent memory, queues a run behind
+//! that, and behind the run the writing of a second word; then its process is stopped, and nothing of a host is left in
+//! what follows. One stream of the referee's does it:
 //!
-//! 1. It *warms up*: fills of memory that only it uses, for longer than the turn that a context has. Where the run is to begin cold it sweeps L2, after
-//!    lines that somebody asked to persist there were made lines like any other.
-//! 2. It notes the time, and only then copies the inputs to where the contestant reads them. Until then there is poison: a stream of the contestant's that
-//!    waits for a word of its inputs, and not for the latch, starts inside the clock.
-//! 3. It opens the latch by writing the first word, waits for the second, and notes the time again. That is what the run took.
-//! 4. It takes a piece of every output, in an order that nobody knows, and then all of them. What was not written by then is not there, and
-//!    a piece that differs from what came later was written after the end.
+//! 1. It *warms up*: fills of memory that only it uses, for longer than the turn that a context has. Where the run is
+//!    to begin cold it sweeps L2, after lines that somebody asked to persist there were made lines like any other.
+//! 2. It notes the time, and only then copies the inputs to where the contestant reads them. Until then there is
+//!    poison: a stream of the contestant's that waits for a word of its inputs, and not for the latch, starts inside
+//!    the clock.
+//! 3. It opens the latch by writing the first word, waits for the second, and notes the time again. That is what the
+//!    run took.
+//! 4. It takes a piece of every output, in an order that nobody knows, and then all of them. What was not written by
+//!    then is not there, and a piece that differs from what came later was written after the end.
 //! 5. It fills again.
 //!
-//! Two contexts take turns on a device. So whatever a contestant has there beside its run, in whatever stream, a kernel that peeks at its inputs or one that works on
-//! after the end, makes fills and sweep take longer than they ever took, and that is [`DeviceTime::outside`].
+//! Two contexts take turns on a device. So whatever a contestant has there beside its run, in whatever stream, a kernel
+//! that peeks at its inputs or one that works on after the end, makes fills and sweep take longer than they ever took,
+//! and that is [`DeviceTime::outside`].
 //!
-//! The change of contexts, there and back, some 0.3 ms on an H200 and always the same, comes with the first kernel that a run launches. What a kernel takes that does
-//! nothing ([`super::blank`]), with the same inputs to be copied, is measured and taken off by whoever times.
+//! The change of contexts, there and back, some 0.3 ms on an H200 and always the same, comes with the first kernel that
+//! a run launches. What a kernel takes that does nothing ([`super::blank`]), with the same inputs to be copied, is
+//! measured and taken off by whoever times.
 //!
-//! All of it, fills included, is timed by the host's clock as well: the second clock ([`DeviceTime::whole`]). NVIDIA's profiling interface cannot be one, since it sees the
-//! kernels of its own process alone.
+//! All of it, fills included, is timed by the host's clock as well: the second clock ([`DeviceTime::whole`]). NVIDIA's
+//! profiling interface cannot be one, since it sees the kernels of its own process alone.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,7 +39,8 @@ use super::protocol::{LATCH_DONE, OnGpu};
 use crate::Result;
 use crate::digits::hex;
 
-/// Fills before a run and after it, and their bytes. An H200 takes 17 µs for one; a turn of a context lasts some milliseconds.
+/// Fills before a run and after it, and their bytes. An H200 takes 17 µs for one; a turn of a context lasts some
+/// milliseconds.
 const FILLS: usize = 300;
 const FILL_BYTES: usize = 64 << 20;
 /// Sweeps before a cold run.
@@ -126,7 +132,8 @@ impl Latch {
         Ok(())
     }
 
-    /// Opens it for what was queued behind it, and says what that took. Whatever happens, nothing of ours is on the device any more afterwards.
+    /// Opens it for what was queued behind it, and says what that took. Whatever happens, nothing of ours is on the
+    /// device any more afterwards.
     pub(super) fn open(&mut self, run: &Run<'_>) -> Result<Passed> {
         let places = drawn(&run.taken);
         let bytes = places.iter().map(|(_, _, bytes)| bytes).sum::<usize>().max(1);
@@ -164,7 +171,8 @@ impl Latch {
         let warm = mark()?;
         self.fill(SWEEPS, self.sweep)?;
         let open = mark()?;
-        // SAFETY: `open`, which alone calls this, waits for the stream before it returns, and holds all of this memory until then.
+        // SAFETY: `open`, which alone calls this, waits for the stream before it returns, and holds all of this memory
+        // until then.
         unsafe { run.inputs.queue_pass(&run.shown) }?;
         // SAFETY: both words lie in the page that this latch holds.
         unsafe { self.stream.write_word(first, self.value) }?;

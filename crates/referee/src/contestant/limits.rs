@@ -21,19 +21,21 @@ pub struct Limits {
     pub prepare_seconds: f64,
     /// Seconds until it answers `run`.
     pub run_seconds: f64,
-    /// Seconds for all answers from a start to its end: an examination asks hundreds of things, and each may take as long as it may.
+    /// Seconds for all answers from a start to its end: an examination asks hundreds of things, and each may take as
+    /// long as it may.
     pub session_seconds: f64,
     /// Seconds to leave after `bye` before it is killed.
     pub bye_seconds: f64,
-    /// Bytes of memory: of address space for each process (not where there is a GPU, whose driver reserves addresses for all memory), and of what is
-    /// in use for all of them together, which is three quarters of the machine's at most.
+    /// Bytes of memory: of address space for each process (not where there is a GPU, whose driver reserves addresses
+    /// for all memory), and of what is in use for all of them together, which is three quarters of the machine's at
+    /// most.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub processes: u64,
     /// Bytes of any file that it writes.
     pub file_bytes: u64,
-    /// Bytes of the scratch folder that is its own (`TMPDIR` and `HOME`), which goes with it; of `/dev/shm`, which is its own too; and of what it writes to
-    /// its standard error.
+    /// Bytes of the scratch folder that is its own (`TMPDIR` and `HOME`), which goes with it; of `/dev/shm`, which is
+    /// its own too; and of what it writes to its standard error.
     pub scratch_bytes: u64,
     /// Whether it may use the network.
     pub network: bool,
@@ -68,8 +70,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Bytes that all of a contestant's processes may have in use on this machine: what it may take, and three quarters of what there is at most. The referee and
-    /// the rival are here as well.
+    /// Bytes that all of a contestant's processes may have in use on this machine: what it may take, and three quarters
+    /// of what there is at most. The referee and the rival are here as well.
     pub(super) fn memory_here(&self) -> u64 {
         machine_bytes().map_or(self.memory_bytes, |all| self.memory_bytes.min(all / 4 * 3))
     }

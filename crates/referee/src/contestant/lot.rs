@@ -1,12 +1,13 @@
 //! A problem with its numbers, and the three regions of memory in which a contestant finds them.
 //!
-//! A [`Lot`] is what is to be laid out: some sets of constants, room for inputs, room for outputs. [`Tensors`] are a session's regions: files of
-//! memory that has no name in any folder (only who was given a descriptor can open them, so no side sees the other's), or a GPU's memory. They are
-//! the same for as long as the session lives, and every `prepare` lays them out anew.
+//! A [`Lot`] is what is to be laid out: some sets of constants, room for inputs, room for outputs. [`Tensors`] are a
+//! session's regions: files of memory that has no name in any folder (only who was given a descriptor can open them, so
+//! no side sees the other's), or a GPU's memory. They are the same for as long as the session lives, and every
+//! `prepare` lays them out anew.
 //!
-//! The referee keeps what it wrote for itself and computes every expected value from that, so a contestant that changes its inputs
-//! changes nothing but its own results, and is found when the region is read again. Outputs are judged on a private copy: what is written
-//! after the copy was made does not count.
+//! The referee keeps what it wrote for itself and computes every expected value from that, so a contestant that changes
+//! its inputs changes nothing but its own results, and is found when the region is read again. Outputs are judged on a
+//! private copy: what is written after the copy was made does not count.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
@@ -63,7 +64,8 @@ impl Lot {
     }
 }
 
-/// Where tensors lie: three files, and for each set of constants, each input and each output the offsets of its tensors.
+/// Where tensors lie: three files, and for each set of constants, each input and each output the offsets of its
+/// tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Places {
     /// The file of constants.
@@ -144,7 +146,8 @@ impl Tensors {
         })
     }
 
-    /// Inputs and outputs in a GPU's memory. Constants are in a file: they are prepared from there before anything is timed.
+    /// Inputs and outputs in a GPU's memory. Constants are in a file: they are prepared from there before anything is
+    /// timed.
     pub fn on_device(context: &'static Context) -> Result<Self> {
         let stream = Arc::new(Stream::new(context)?);
         let region = |name| Region::on_device(name, context, &stream, Purpose::Here);
@@ -171,7 +174,8 @@ impl Tensors {
         })
     }
 
-    /// Has so many bytes go through the cache of the GPU in whose memory the tensors lie, now or when the latch is opened next. Whether they do.
+    /// Has so many bytes go through the cache of the GPU in whose memory the tensors lie, now or when the latch is
+    /// opened next. Whether they do.
     pub(super) fn sweep(&mut self, bytes: u64) -> Result<bool> {
         let Some(gpu) = &mut self.gpu else { return Ok(false) };
         if let Some(latch) = &mut gpu.latch {
@@ -393,7 +397,8 @@ impl Region {
         self.memory.lent().map(path_of).unwrap_or_default()
     }
 
-    /// Places for tensors of so many bytes, in sets. What was there is forgotten; what will be there is not yet known to anyone.
+    /// Places for tensors of so many bytes, in sets. What was there is forgotten; what will be there is not yet known
+    /// to anyone.
     fn lay(&mut self, sets: &[Vec<usize>]) -> Result<Vec<Vec<u64>>> {
         let mut end = 0;
         let mut place = |bytes: &usize| {

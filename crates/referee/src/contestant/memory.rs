@@ -1,7 +1,8 @@
-//! Memory in which the referee lays tensors out and a contestant computes: a file without a name, or a GPU's own memory.
+//! Memory in which the referee lays tensors out and a contestant computes: a file without a name, or a GPU's own
+//! memory.
 //!
-//! The referee never maps files: it reads and writes them by system calls. A contestant may shorten a file at any time, and a referee that had it
-//! mapped would die of that; a short read is an answer like any other.
+//! The referee never maps files: it reads and writes them by system calls. A contestant may shorten a file at any time,
+//! and a referee that had it mapped would die of that; a short read is an answer like any other.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -42,8 +43,8 @@ pub(super) trait Memory {
         None
     }
 
-    /// Has what was written come to where the contestant reads, or what it wrote to where the referee does, in these parts (offset and bytes), where those
-    /// are two places.
+    /// Has what was written come to where the contestant reads, or what it wrote to where the referee does, in these
+    /// parts (offset and bytes), where those are two places.
     fn pass(&self, _parts: &[(usize, usize)]) -> Result<()> {
         Ok(())
     }
@@ -140,9 +141,10 @@ impl Memory for Unnamed {
 
 /// Memory of a GPU.
 ///
-/// What another process uses is kept until the session ends, since it may have it open; so there is never less room than there was. Of what it reads in
-/// a run, or writes there, the referee has a copy of its own: work that a contestant left on the device goes on when its process stands still, and sees nothing
-/// of an input before the clock runs, and changes nothing of an output after it was taken.
+/// What another process uses is kept until the session ends, since it may have it open; so there is never less room
+/// than there was. Of what it reads in a run, or writes there, the referee has a copy of its own: work that a
+/// contestant left on the device goes on when its process stands still, and sees nothing of an input before the clock
+/// runs, and changes nothing of an output after it was taken.
 pub(super) struct OnDevice {
     name: &'static str,
     context: &'static Context,

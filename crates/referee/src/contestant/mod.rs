@@ -1,7 +1,8 @@
 //! The contestants: anything that can be started, prepared and timed; usually a program of anyone's.
 //!
-//! A [`Contestant`] is who enters; [`Contestant::start`] makes a fresh [`Session`] of it, a process of its own where it is
-//! a program. The referee prepares a session for a problem, stages jobs and lets it go. Whatever a session does wrong is a
+//! A [`Contestant`] is who enters; [`Contestant::start`] makes a fresh [`Session`] of it, a process of its own where it
+//! is a program. The referee prepares a session for a problem, stages jobs and lets it go. Whatever a session does
+//! wrong is a
 //! [`Fault`]: it costs the contestant the round and the referee nothing.
 
 pub mod blank;
@@ -131,7 +132,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether it says something of the contestant, wherever it runs. What does not build or start may lack something on this machine.
+    /// Whether it says something of the contestant, wherever it runs. What does not build or start may lack something
+    /// on this machine.
     pub fn is_its_own_doing(&self) -> bool {
         matches!(
             self,
@@ -172,7 +174,8 @@ pub trait Contestant {
     /// A fresh start, in a process of its own where it is a program.
     fn start(&self) -> Result<Box<dyn Session>, Fault>;
 
-    /// The same, but for the greeting, which is the caller's next thing to do: several can load beside each other what takes them seconds.
+    /// The same, but for the greeting, which is the caller's next thing to do: several can load beside each other what
+    /// takes them seconds.
     fn spawn(&self) -> Result<Box<dyn Session>, Fault> {
         self.start()
     }
@@ -194,11 +197,12 @@ pub trait Session {
     /// Makes it ready for the problem that was laid out last. It stands still before and after.
     fn prepare(&mut self) -> Result<Readiness, Fault>;
 
-    /// Has everything ready for these jobs but the word to begin. It stands still; what it did in its rest is a fault. Not timed.
+    /// Has everything ready for these jobs but the word to begin. It stands still; what it did in its rest is a fault.
+    /// Not timed.
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault>;
 
-    /// Has the next run that it is let go for begin after so many bytes went through the caches of the device that it computes on. Whether
-    /// it has such a device; the processor's caches are the caller's to sweep.
+    /// Has the next run that it is let go for begin after so many bytes went through the caches of the device that it
+    /// computes on. Whether it has such a device; the processor's caches are the caller's to sweep.
     fn sweep(&mut self, _bytes: u64) -> bool {
         false
     }
@@ -211,9 +215,9 @@ pub trait Session {
     /// Has the host's clock time it although it queues, because the other side does not.
     fn by_the_host(&mut self) {}
 
-    /// Wakes it, has it do the staged jobs, and stops it where it stands, with all its threads and children. This is what is timed, by
-    /// the caller: what it has not written when it said so it writes on the clock or not at all. Where the referee's own code has timed
-    /// it on a device, that is what counts, and the caller's clock is the check.
+    /// Wakes it, has it do the staged jobs, and stops it where it stands, with all its threads and children. This is
+    /// what is timed, by the caller: what it has not written when it said so it writes on the clock or not at all.
+    /// Where the referee's own code has timed it on a device, that is what counts, and the caller's clock is the check.
     fn go(&mut self) -> Result<Option<DeviceTime>, Fault>;
 
     /// What the scheduler says of the run that it was let go for last. Not timed.

@@ -1,9 +1,9 @@
 //! Anyone's program as a contestant: a process that speaks the protocol, behind a fence.
 //!
-//! The referee holds the pipes and the clock. Every answer has a time limit and a longest length, every `run` an id that
-//! cannot be guessed, so an answer cannot be written before its question; whatever else comes through the pipe ends the
-//! contestant's round. Between its runs all of it stands still: it is woken inside the clock, and the clock runs on until it stands
-//! again. What it consumes of the processors in between is its fault.
+//! The referee holds the pipes and the clock. Every answer has a time limit and a longest length, every `run` an id
+//! that cannot be guessed, so an answer cannot be written before its question; whatever else comes through the pipe
+//! ends the contestant's round. Between its runs all of it stands still: it is woken inside the clock, and the clock
+//! runs on until it stands again. What it consumes of the processors in between is its fault.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
@@ -31,7 +31,8 @@ use crate::{Error, Result};
 const LONGEST: usize = 1 << 16;
 /// How much of a line or of its last words is quoted.
 const QUOTED: usize = 400;
-/// Bytes that the files of tensors may hold beyond what was laid there: parts of the last page, which may be a large one.
+/// Bytes that the files of tensors may hold beyond what was laid there: parts of the last page, which may be a large
+/// one.
 const MOST_EXCESS: u64 = 16 << 20;
 /// How often it is looked at what a contestant takes while it is waited for.
 const WATCH: Duration = Duration::from_millis(100);
@@ -103,8 +104,9 @@ impl Program {
         }
     }
 
-    /// Builds it, if there is anything to build. Done once, behind the same fence as its runs but for a copy of the folder of its program, where it may
-    /// write and from where it is started from then on; nothing that it started outlives it.
+    /// Builds it, if there is anything to build. Done once, behind the same fence as its runs but for a copy of the
+    /// folder of its program, where it may write and from where it is started from then on; nothing that it started
+    /// outlives it.
     pub fn build(&mut self) -> Result<(), Fault> {
         if self.build.is_empty() {
             return Ok(());

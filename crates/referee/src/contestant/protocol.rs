@@ -1,7 +1,8 @@
 //! The protocol: what the referee and a contestant say to each other, one JSON object a line.
 //!
-//! `docs/protocol.md` describes it for whoever writes a contestant; these are the same messages as types. Tensors do not
-//! travel: they lie in three files of shared memory that `prepare` names, or in a GPU's memory, at the offsets that it gives.
+//! `docs/protocol.md` describes it for whoever writes a contestant; these are the same messages as types. Tensors do
+//! not travel: they lie in three files of shared memory that `prepare` names, or in a GPU's memory, at the offsets that
+//! it gives.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -159,7 +160,8 @@ pub struct DeviceFiles {
 /// One piece of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OnGpu {
-    /// What `cuIpcOpenMemHandle` takes, 64 bytes as hexadecimal digits. The same handle may come again: it is then the same memory.
+    /// What `cuIpcOpenMemHandle` takes, 64 bytes as hexadecimal digits. The same handle may come again: it is then the
+    /// same memory.
     pub handle: String,
     /// Its bytes.
     pub bytes: u64,

@@ -1,7 +1,8 @@
-//! What tells a program's files from all others: a digest over their bytes, taken again at every start; and which folder they lie in.
+//! What tells a program's files from all others: a digest over their bytes, taken again at every start; and which
+//! folder they lie in.
 //!
-//! Bytes are read again only where the file system says that something changed: who may not write to a file can change neither its
-//! length nor the time of its last change.
+//! Bytes are read again only where the file system says that something changed: who may not write to a file can change
+//! neither its length nor the time of its last change.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -49,7 +50,8 @@ fn of_file(path: &Path) -> Option<Vec<u8>> {
     Some(digest)
 }
 
-/// The folder of the first file that a command names by a path and that is no interpreter in a `bin`, whether it is there already or is still to be built.
+/// The folder of the first file that a command names by a path and that is no interpreter in a `bin`, whether it is
+/// there already or is still to be built.
 pub fn folder_of(command: &[String]) -> Option<PathBuf> {
     let named = command.iter().map(Path::new).filter(|path| path.is_absolute());
     let mut folders = named.filter_map(Path::parent).filter(|folder| !is_shared(folder));

@@ -1,7 +1,8 @@
 //! Whose turn it was: what the scheduler says of a run, and how a contestant gets its turn soon.
 //!
-//! Linux counts for each thread how long it ran and how long it stood in line for a processor (`/proc/…/schedstat`), whatever kept it there. The second is time
-//! that others took. It says nothing of how fast a contestant is, so a run may be judged disturbed by it without looking at its time.
+//! Linux counts for each thread how long it ran and how long it stood in line for a processor (`/proc/…/schedstat`),
+//! whatever kept it there. The second is time that others took. It says nothing of how fast a contestant is, so a run
+//! may be judged disturbed by it without looking at its time.
 
 use std::collections::HashMap;
 
@@ -49,12 +50,13 @@ fn account(text: &str) -> Option<[u64; 2]> {
     Some([words.next()?.ok()?, words.next()?.ok()?])
 }
 
-/// How long the calling thread, and whatever it starts, runs at a time where others want to. The scheduler takes who asks for short turns
-/// sooner (Linux 6.12 and later; before, nothing comes of it). `None` is as the system has it.
+/// How long the calling thread, and whatever it starts, runs at a time where others want to. The scheduler takes who
+/// asks for short turns sooner (Linux 6.12 and later; before, nothing comes of it). `None` is as the system has it.
 #[cfg(target_os = "linux")]
 pub(crate) fn set_turn(nanoseconds: Option<u64>) {
     const SELF: libc::pid_t = 0;
-    // SAFETY: all zeros are a sched_attr, which lives on this stack for as long as the calls; its size is told to both of them.
+    // SAFETY: all zeros are a sched_attr, which lives on this stack for as long as the calls; its size is told to both
+    // of them.
     unsafe {
         let mut attributes: libc::sched_attr = std::mem::zeroed();
         let size = size_of::<libc::sched_attr>() as u32;

@@ -1,8 +1,9 @@
 //! Where a program is built: a copy of its folder that is nobody else's.
 //!
-//! A build writes beside its program, and beside it lie the programs of others: the baseline, the operation's own program, which no fence holds, and what all
-//! of them import. So it is given a copy, and what it builds is started from there. The copy is made anew for each referee, under a name that follows from what is
-//! built: compilers write the name of their folder into what they make, and a champion is known by its bytes.
+//! A build writes beside its program, and beside it lie the programs of others: the baseline, the operation's own
+//! program, which no fence holds, and what all of them import. So it is given a copy, and what it builds is started
+//! from there. The copy is made anew for each referee, under a name that follows from what is built: compilers write
+//! the name of their folder into what they make, and a champion is known by its bytes.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -32,7 +33,8 @@ pub struct Workshop {
 }
 
 impl Workshop {
-    /// A copy of the folder of what a command runs, for what builds it; none where the command names no file of its own.
+    /// A copy of the folder of what a command runs, for what builds it; none where the command names no file of its
+    /// own.
     pub(super) fn new(command: &[String], build: &[String]) -> io::Result<Option<Self>> {
         let Some(original) = folder_of(command) else { return Ok(None) };
         let home = std::env::var_os("HOME").map(PathBuf::from);
@@ -143,7 +145,8 @@ struct Room {
 }
 
 impl Room {
-    /// Copies what lies in a folder. Links stay links; what is neither a file nor a folder nor a link is left out, since reading it may take for ever.
+    /// Copies what lies in a folder. Links stay links; what is neither a file nor a folder nor a link is left out,
+    /// since reading it may take for ever.
     fn copy(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         for entry in fs::read_dir(from)? {
             let (entry, too_large) = (entry?, || too_large(from));
@@ -162,7 +165,8 @@ impl Room {
         Ok(())
     }
 
-    /// Takes off what lies in a folder; nothing where that is too much. What cannot be read, because it comes and goes, is not counted.
+    /// Takes off what lies in a folder; nothing where that is too much. What cannot be read, because it comes and goes,
+    /// is not counted.
     fn count(&mut self, folder: &Path) -> Option<()> {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let Ok(about) = entry.metadata() else { continue };

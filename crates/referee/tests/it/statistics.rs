@@ -96,7 +96,8 @@ fn a_referee_that_favours_one_side_widens_its_margin_and_is_not_believed() {
 
 #[test]
 fn what_the_fence_costs_or_gives_a_stranger_the_margin_covers() {
-    // Behind a fence that by itself makes code 3 % faster, as other mounts or another place in memory may, 3 % are no merit of the stranger's.
+    // Behind a fence that by itself makes code 3 % faster, as other mounts or another place in memory may, 3 % are no
+    // merit of the stranger's.
     let stranger = |fence, truth: f64| {
         judge(|w| {
             w.fence = Some(fence);
@@ -149,7 +150,8 @@ fn sittings(world: &World, terms: &Terms, count: u64) -> Vec<Sitting> {
 
 #[test]
 fn a_gain_is_not_left_open_for_a_shape_that_the_second_measurement_has_settled() {
-    // Two shapes gain much. The third gains nothing, and whether it loses more than it may is settled in one measurement and not in another.
+    // Two shapes gain much. The third gains nothing, and whether it loses more than it may is settled in one
+    // measurement and not in another.
     let mut world = World::quiet(3, -0.5);
     (world.truth[2], world.sample_spread) = (0.0, 0.11);
     let (mut settled_later, mut left_open) = (0, 0);

@@ -127,7 +127,8 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Where the rows of `count` matrices begin in the block's shared memory, checked and noted as accesses of the whole warp.
+    /// Where the rows of `count` matrices begin in the block's shared memory, checked and noted as accesses of the
+    /// whole warp.
     fn rows(&mut self, addr: Address, count: usize, write: bool) -> Result<[usize; 32], FaultKind> {
         let (addresses, record) = (self.addresses(addr), self.record(None));
         let noted = self.note_rows(&addresses[..8 * count], write, record);

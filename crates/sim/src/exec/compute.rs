@@ -35,7 +35,8 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// What a division by zero gives may be anything: it can be carried about as what was never written can, and not be used.
+    /// What a division by zero gives may be anything: it can be carried about as what was never written can, and not be
+    /// used.
     fn leave_open(&mut self, dst: RegId, mask: u32) {
         let (what, wanted) = ("a divisor whose quotient or remainder is used", "any other number");
         self.note_origin(|_| Some(FaultKind::BadOperand { what, found: 0, wanted }));
@@ -306,8 +307,8 @@ impl Exec<'_, '_> {
             S::ClusterNctaidZ => shape[2].into(),
             S::ClusterCtaRank => self.rank as u64,
             S::ClusterNctaRank => self.cluster.blocks.len() as u64,
-            // Hardware promises no relation between the slot and the thread index, so neither does this; nor one between
-            // multiprocessors and blocks.
+            // Hardware promises no relation between the slot and the thread index, so neither does this; nor one
+            // between multiprocessors and blocks.
             S::WarpId => (self.warp.index ^ 1) as u64,
             S::SmId => {
                 let block = u64::from(self.cluster.index) * self.cluster.blocks.len() as u64 + self.rank as u64;

@@ -1,5 +1,5 @@
-//! Issuing asynchronous copies. Everything a copy may touch is checked and noted here, with what the issuing thread knows; the
-//! bytes move when the schedule says so.
+//! Issuing asynchronous copies. Everything a copy may touch is checked and noted here, with what the issuing thread
+//! knows; the bytes move when the schedule says so.
 
 use std::borrow::Cow;
 
@@ -81,7 +81,8 @@ impl<'k> Exec<'_, 'k> {
         Ok(Flow::Next)
     }
 
-    /// Takes a cluster from those that have not begun, if there is one and the launcher agrees, and sends the answer to whoever gets it.
+    /// Takes a cluster from those that have not begun, if there is one and the launcher agrees, and sends the answer to
+    /// whoever gets it.
     fn try_cancel(&mut self, dst: Address, bar: Address, all: bool) -> Result<(), FaultKind> {
         let (dst, bar) = (self.addresses(dst), self.addresses(bar));
         for lane in lanes(self.mask) {
@@ -161,7 +162,8 @@ impl<'k> Exec<'_, 'k> {
         Ok(())
     }
 
-    /// Notes what copies by these lanes touch, if there is nothing to say against any of it; and says where in shared memory it is.
+    /// Notes what copies by these lanes touch, if there is nothing to say against any of it; and says where in shared
+    /// memory it is.
     fn note_copies(
         &mut self,
         together: u32,
@@ -197,7 +199,8 @@ impl<'k> Exec<'_, 'k> {
         Some(to)
     }
 
-    /// Lanes that wait do so for all of them: that is never less than what each has asked for, and what each then knows is its own.
+    /// Lanes that wait do so for all of them: that is never less than what each has asked for, and what each then knows
+    /// is its own.
     fn wait_copies(&mut self, pending: u32) -> Flow {
         let group = |lane: usize| self.warp.copies.committed[lane].saturating_sub(pending);
         let furthest = lanes(self.mask).map(group).max().unwrap_or(0);
@@ -211,8 +214,8 @@ impl<'k> Exec<'_, 'k> {
         Flow::Next
     }
 
-    /// A tensor map among the parameters, or one that the kernel has made in global memory. Whether its making is in order
-    /// with its use is not looked at.
+    /// A tensor map among the parameters, or one that the kernel has made in global memory. Whether its making is in
+    /// order with its use is not looked at.
     fn map(&self, map: RegId, lane: usize) -> Result<Cow<'k, TensorMap>, FaultKind> {
         let (address, launch): (u64, &'k Invocation) = (self.warp.get_lane(map, lane), self.core.launch);
         let made = || {
@@ -275,7 +278,8 @@ impl<'k> Exec<'_, 'k> {
         self.shared_span(Space::Cluster, SharedMemory::address(block, span.offset).into(), bytes)
     }
 
-    /// The barrier that counts what a block receives: its own, or for a pair of blocks the one of the pair that `bar` is in.
+    /// The barrier that counts what a block receives: its own, or for a pair of blocks the one of the pair that `bar`
+    /// is in.
     fn signalled(
         &self,
         block: usize,
@@ -436,7 +440,8 @@ impl<'k> Exec<'_, 'k> {
         Ok(())
     }
 
-    /// A box may lie at any multiple of 128 bytes: the swizzle goes by the bits of the address, wherever the box begins.
+    /// A box may lie at any multiple of 128 bytes: the swizzle goes by the bits of the address, wherever the box
+    /// begins.
     fn check_box(address: u64) -> Result<(), FaultKind> {
         Self::demand("a tensor copy's box in shared memory", address, 128)
     }

@@ -26,7 +26,8 @@ enum Spot {
     Shared(SharedSpan),
 }
 
-/// Where the bytes of a warp's lanes begin, by lane: in one buffer of global memory, or in the shared memory of its own block.
+/// Where the bytes of a warp's lanes begin, by lane: in one buffer of global memory, or in the shared memory of its own
+/// block.
 struct Spots {
     buffer: Option<usize>,
     offsets: Words,
@@ -64,9 +65,9 @@ impl Exec<'_, '_> {
         Ok(Spot::Shared(span))
     }
 
-    /// Notes the accesses of all executing lanes, and finds their bytes, if they are in one memory, and there is nothing to say against any
-    /// of them: then it is enough to look up once what they have in common. Otherwise `touch` is for each, which says what is wrong; it
-    /// takes no offence at what was noted here.
+    /// Notes the accesses of all executing lanes, and finds their bytes, if they are in one memory, and there is
+    /// nothing to say against any of them: then it is enough to look up once what they have in common. Otherwise
+    /// `touch` is for each, which says what is wrong; it takes no offence at what was noted here.
     fn touch_all(
         &mut self,
         space: Space,
@@ -450,8 +451,8 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// A load that may synchronise: what the flag's writer published is learnt now, or at the next fence. Gives the value that is
-    /// seen, if it is an older one; an atomic sees the newest.
+    /// A load that may synchronise: what the flag's writer published is learnt now, or at the next fence. Gives the
+    /// value that is seen, if it is an older one; an atomic sees the newest.
     fn observe_flag(
         &mut self,
         spot: Spot,
@@ -498,8 +499,8 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// A store that may synchronise: it publishes what the thread knows, or what its last fence covered. A plain store takes
-    /// the flag's meaning away; an atomic adds to it.
+    /// A store that may synchronise: it publishes what the thread knows, or what its last fence covered. A plain store
+    /// takes the flag's meaning away; an atomic adds to it.
     fn raise_flag(&mut self, spot: Spot, lane: usize, data: &[u8], release: bool, strong: Option<Scope>, atomic: bool) {
         let Some(scope) = strong else {
             let (flags, at) = self.flag(spot);

@@ -57,8 +57,8 @@ impl Exec<'_, '_> {
         Ok(Flow::Next)
     }
 
-    /// The rows of A and the columns of B of which a part was never written, one bit each, and the load that read such a part; nothing
-    /// where every operand was written.
+    /// The rows of A and the columns of B of which a part was never written, one bit each, and the load that read such
+    /// a part; nothing where every operand was written.
     fn missing(&self, op: &Mma) -> Option<(u32, u32, u32)> {
         let (Mma::Dense { d, a, b, .. } | Mma::BlockScaled { d, a, b, .. }) = op;
         let (mut rows, mut columns, mut origin) = (0u32, 0u32, None);

@@ -64,7 +64,8 @@ pub(crate) struct SharedSpan {
 }
 
 impl Core<'_> {
-    /// Notes an access to global memory, if there is nothing to say against it. The buffer is looked for in `last` first.
+    /// Notes an access to global memory, if there is nothing to say against it. The buffer is looked for in `last`
+    /// first.
     fn note_global(
         &mut self,
         who: &mut Observer<'_>,
@@ -197,7 +198,8 @@ impl Exec<'_, '_> {
         let (replaces, program) = (self.replaces(op), self.core.program.clone());
         for &(reg, access) in program.registers(self.pc) {
             if !sound && access != Access::Write {
-                // In practice half of a pair may be anything: Triton packs one number for two, and takes that one out again.
+                // In practice half of a pair may be anything: Triton packs one number for two, and takes that one out
+                // again.
                 let packs = matches!(op, Op::Arith(Arith::Pack { .. })) && self.core.rules == Rules::Practice;
                 if !(replaces && access == Access::Update || packs) {
                     self.check_defined(reg, self.mask)?;
@@ -310,7 +312,8 @@ impl Exec<'_, '_> {
         Ok(SharedSpan { block, offset })
     }
 
-    /// Finds the bytes of an address that a matrix descriptor gives: it has too few bits to name a block, and means this one.
+    /// Finds the bytes of an address that a matrix descriptor gives: it has too few bits to name a block, and means
+    /// this one.
     pub(crate) fn described_span(&self, address: u32, bytes: u32) -> Result<SharedSpan, FaultKind> {
         let base = SharedMemory::address(self.rank, 0) - SharedMemory::START;
         self.shared_span(Space::Shared, u64::from(base + address), bytes)
@@ -365,8 +368,9 @@ impl Exec<'_, '_> {
         self.core.log.add(Record { cluster, block, warp, lanes, pc, slot, count, proxy, detached, by_lane, strong })
     }
 
-    /// A lane reaches into a block of the cluster, by itself or by asynchronous work: another block must be known to have begun,
-    /// and must not end before it knows that this is over. (The end of asynchronous work is for its barrier to tell.)
+    /// A lane reaches into a block of the cluster, by itself or by asynchronous work: another block must be known to
+    /// have begun, and must not end before it knows that this is over. (The end of asynchronous work is for its barrier
+    /// to tell.)
     pub(crate) fn visit(&mut self, span: SharedSpan, lane: usize, detached: bool) -> Result<(), FaultKind> {
         if span.block == self.rank {
             return Ok(());

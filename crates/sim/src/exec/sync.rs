@@ -150,7 +150,8 @@ impl Exec<'_, '_> {
         Ok(Flow::Next)
     }
 
-    /// Arrives for every lane. Lanes that arrive at the same barrier publish together, which comes to the same and is quicker.
+    /// Arrives for every lane. Lanes that arrive at the same barrier publish together, which comes to the same and is
+    /// quicker.
     fn arrive(
         &mut self,
         space: Space,
@@ -201,7 +202,8 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// Arrives for the lanes that still belong to the barrier's current phase, and gives back those left for the next one.
+    /// Arrives for the lanes that still belong to the barrier's current phase, and gives back those left for the next
+    /// one.
     fn arrive_together(
         &mut self,
         span: SharedSpan,
@@ -424,8 +426,8 @@ impl Exec<'_, '_> {
             let (what, found) = ("a wait at the cluster's barrier", absent.into());
             return Err(FaultKind::BadOperand { what, found, wanted: "an arrive by the same threads before it" });
         }
-        // Nobody can arrive for the next phase before this thread has waited, so the phase tells whether it is over: a thread
-        // that has arrived and not waited is in the phase after as many as it has waited for.
+        // Nobody can arrive for the next phase before this thread has waited, so the phase tells whether it is over: a
+        // thread that has arrived and not waited is in the phase after as many as it has waited for.
         let phase = self.warp.cluster_phase;
         if self.cluster.barrier.phase <= phase {
             return Ok(Flow::Wait(Wait::Cluster { phase }));
@@ -479,8 +481,8 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// A fence is each thread's own: it learns what the thread's relaxed loads have seen, and its relaxed stores publish what the
-    /// thread has done by then.
+    /// A fence is each thread's own: it learns what the thread's relaxed loads have seen, and its relaxed stores
+    /// publish what the thread has done by then.
     fn fence_lane(&mut self, lane: usize, scope: Scope) {
         for publication in std::mem::take(&mut self.warp.glimpsed[lane]) {
             self.acquire(lane, scope, &publication);
@@ -490,8 +492,8 @@ impl Exec<'_, '_> {
         self.warp.fenced[lane] = Some(Publication { by: self.agent(), scope, knowledge: Rc::new(knowledge) });
     }
 
-    /// The barriers whose initialisation these lanes know of become visible to asynchronous work, and to those in the cluster who
-    /// learn that the lanes were here.
+    /// The barriers whose initialisation these lanes know of become visible to asynchronous work, and to those in the
+    /// cluster who learn that the lanes were here.
     fn publish_barriers(&mut self, release: bool) {
         let (cluster, count) = (self.cluster.index, self.warp.tick);
         for lane in lanes(self.mask) {
@@ -583,8 +585,8 @@ fn reaches_device(scope: Scope) -> bool {
     matches!(scope, Scope::Gpu | Scope::System)
 }
 
-/// Completes a named barrier of an agent's block if all are there: those who wait learn what all published, and go on. `running` is the
-/// warp that is executing, if it belongs to this block.
+/// Completes a named barrier of an agent's block if all are there: those who wait learn what all published, and go on.
+/// `running` is the warp that is executing, if it belongs to this block.
 pub(crate) fn settle_named(block: &mut Block, id: usize, agent: Agent, mut running: Option<&mut Warp>) -> bool {
     let alive = block.warps.iter().flatten().filter(|warp| warp.live != 0).count() as u32;
     let alive = alive + u32::from(running.is_some());

@@ -1,8 +1,8 @@
 //! Blackwell's tensor cores: allocating tensor memory, issuing copies and multiplications, reading results back.
 //!
-//! Of the copies into tensor memory and multiplications of one thread, only those pairs are in order that the ISA lists; a
-//! commit behind them tells a barrier when they are done. Between threads, tensor memory needs the tcgen05 fences around whatever
-//! synchronises them, besides the synchronisation itself.
+//! Of the copies into tensor memory and multiplications of one thread, only those pairs are in order that the ISA
+//! lists; a commit behind them tells a barrier when they are done. Between threads, tensor memory needs the tcgen05
+//! fences around whatever synchronises them, besides the synchronisation itself.
 
 use std::ops::Range;
 
@@ -88,7 +88,8 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// What the lanes have issued to the tensor cores comes before what they do next, and so in the pipelines of whoever learns of that.
+    /// What the lanes have issued to the tensor cores comes before what they do next, and so in the pipelines of
+    /// whoever learns of that.
     fn tell_issued(&mut self) {
         for lane in lanes(self.mask) {
             if let Some(pipe) = self.cluster.blocks[self.rank].pipes.get(&(self.warp.index, lane)) {
@@ -109,7 +110,8 @@ impl Exec<'_, '_> {
         self.cluster.blocks[self.rank].tensor.get_or_insert_default()
     }
 
-    /// One warp of each block of a pair does this, in the same order in both; whether the first to come waits is the schedule's to say.
+    /// One warp of each block of a pair does this, in the same order in both; whether the first to come waits is the
+    /// schedule's to say.
     fn meet_partner(&mut self, group: CtaGroup, what: Collective) -> Result<Option<Flow>, FaultKind> {
         let partner = self.rank ^ 1;
         if group == CtaGroup::One || partner >= self.cluster.blocks.len() {
@@ -244,8 +246,9 @@ impl Exec<'_, '_> {
             return Ok(wait);
         }
         self.warp.collective = None;
-        // Giving columns back is the last access to them: everything else must be known to be over, of a pair in both blocks.
-        // Published kernels count on any barrier for that; by the letter it takes the fences as of every other access.
+        // Giving columns back is the last access to them: everything else must be known to be over, of a pair in both
+        // blocks. Published kernels count on any barrier for that; by the letter it takes the fences as of every other
+        // access.
         let before = self.warp.known.tensor.clone();
         if self.core.rules == Rules::Practice {
             let Knowledge { tensor, executed, .. } = &mut self.warp.known;
@@ -287,8 +290,8 @@ impl Exec<'_, '_> {
         (*slot, *issued)
     }
 
-    /// Notes an access to tensor memory and checks it against all others. `piece` is what the thread's pipeline is given, if the
-    /// access is that one's.
+    /// Notes an access to tensor memory and checks it against all others. `piece` is what the thread's pipeline is
+    /// given, if the access is that one's.
     fn touch_tensor(
         &mut self,
         cells: Cells,
@@ -395,8 +398,8 @@ impl Exec<'_, '_> {
                     self.note_origin(|_| Some(FaultKind::Uninitialised { place: place.clone(), byte: 0 }));
                     self.warp.taint(*reg, missing, self.pc);
                 }
-                // In practice assemblers make whoever reads a register wait for it. Triton converts what it loads before
-                // it waits.
+                // In practice assemblers make whoever reads a register wait for it. Triton converts what it loads
+                // before it waits.
                 if self.core.rules == Rules::Letter {
                     self.warp.loading.push((*reg, self.pc));
                 }
@@ -488,8 +491,8 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Notes that this block's tensor cores read some ranges, if there is nothing to say against any of them. What was noted when there
-    /// is does no harm: the same is noted again by whoever says what it is.
+    /// Notes that this block's tensor cores read some ranges, if there is nothing to say against any of them. What was
+    /// noted when there is does no harm: the same is noted again by whoever says what it is.
     fn note_operand(&mut self, ranges: &[(u32, u32)], lane: usize, record: RecordId) -> Option<()> {
         let (index, rules) = (self.cluster.index, self.core.rules);
         let mut who = super::observer(self.warp, index, Some(lane), record, Proxy::Async, (false, rules));
@@ -648,8 +651,8 @@ impl Exec<'_, '_> {
         self.touch_tensor(cells, true, Some(lane), record, piece)
     }
 
-    /// What a multiplication reads and writes in one block: 128 rows of A with their scales and their accumulators, a part of the
-    /// rows of B, and the scales of all of them.
+    /// What a multiplication reads and writes in one block: 128 rows of A with their scales and their accumulators, a
+    /// part of the rows of B, and the scales of all of them.
     fn touch_multiplied(
         &mut self,
         block: usize,
@@ -669,8 +672,8 @@ impl Exec<'_, '_> {
         self.touch_sums(cells, mma.accumulate, lane, record)
     }
 
-    /// Takes A from the collector, or leaves it there, as the instruction says. Hardware may read the matrix again all the same,
-    /// so what it has to be is what it was when the collector was filled.
+    /// Takes A from the collector, or leaves it there, as the instruction says. Hardware may read the matrix again all
+    /// the same, so what it has to be is what it was when the collector was filled.
     fn collect(
         &mut self,
         pipe: u32,
@@ -718,8 +721,8 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// What other threads of the block have issued that is over when this thread's multiplications are, since they come behind it in a
-    /// pipeline: by slot, how much.
+    /// What other threads of the block have issued that is over when this thread's multiplications are, since they come
+    /// behind it in a pipeline: by slot, how much.
     fn preceding(&self, lane: usize) -> Vec<(u32, u32)> {
         let (key, tensor) = ((self.warp.index, lane), &self.warp.knowledge(lane).tensor);
         let pipes = &self.cluster.blocks[self.rank].pipes;
@@ -732,8 +735,8 @@ impl Exec<'_, '_> {
         pipes.iter().filter(|(other, _)| **other != key).map(|(_, pipe)| before(pipe)).collect()
     }
 
-    /// The copies and multiplications that a thread knows to be over: what it issues to the tensor cores comes after them, and so does
-    /// whoever waits for that. Of what threads have done, a commit tells nobody anything.
+    /// The copies and multiplications that a thread knows to be over: what it issues to the tensor cores comes after
+    /// them, and so does whoever waits for that. Of what threads have done, a commit tells nobody anything.
     fn awaited(&self, lane: usize) -> Knowledge {
         let Knowledge { generic, executed, .. } = self.warp.knowledge(lane).clone();
         let mut known = Knowledge { generic, executed, ..Knowledge::new(self.cluster.index) };

@@ -175,8 +175,9 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Notes that the tensor cores read some ranges of this block's shared memory. The four warps of a warpgroup do so together: what the
-    /// first has found there remains, for whoever changed it now would be reported; so the others look only at who wrote it.
+    /// Notes that the tensor cores read some ranges of this block's shared memory. The four warps of a warpgroup do so
+    /// together: what the first has found there remains, for whoever changed it now would be reported; so the others
+    /// look only at who wrote it.
     fn read_ranges(
         &mut self,
         ranges: &[(u32, u32)],
@@ -214,7 +215,8 @@ impl Exec<'_, '_> {
         written.missing((first - SharedMemory::START) as usize, (end - first) as usize).is_none()
     }
 
-    /// Notes that some ranges are read, if there is nothing to say against any of it, and gives the writes that made them what they are.
+    /// Notes that some ranges are read, if there is nothing to say against any of it, and gives the writes that made
+    /// them what they are.
     fn note_ranges(&mut self, ranges: &[(u32, u32)], record: RecordId) -> Option<Writers> {
         let (index, rules) = (self.cluster.index, self.core.rules);
         let mut who = super::observer(self.warp, index, None, record, Proxy::Async, (false, rules));
@@ -236,7 +238,8 @@ fn span(ranges: &[(u32, u32)]) -> (u32, u32) {
     (first, ranges.iter().map(|(start, bytes)| start + bytes).fold(first, u32::max))
 }
 
-/// Descriptors of A, unless it is in registers, and of B, each with whether the matrix is transposed; and whether to accumulate.
+/// Descriptors of A, unless it is in registers, and of B, each with whether the matrix is transposed; and whether to
+/// accumulate.
 type Operands = (Option<(WgmmaDescriptor, bool)>, (WgmmaDescriptor, bool), bool);
 
 /// A multiplication as the first of the four warps issues it.

@@ -49,8 +49,8 @@ impl Record {
     }
 }
 
-/// The accesses that some memory remembers. Records are named by their position, from one; when there are many, those that
-/// nobody remembers any more are found, and their places used again.
+/// The accesses that some memory remembers. Records are named by their position, from one; when there are many, those
+/// that nobody remembers any more are found, and their places used again.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     records: Vec<Record>,
@@ -58,13 +58,14 @@ pub(crate) struct Log {
     free: Vec<u32>,
     /// Records at which it is time to look for some.
     limit: usize,
-    /// The first cluster of each grid so far. What came before all of them counts as grid 0, so they are numbered from 1.
+    /// The first cluster of each grid so far. What came before all of them counts as grid 0, so they are numbered from
+    /// 1.
     grids: Vec<u32>,
-    /// The first grid that those know to be over who have waited for this one's predecessor. A grid that has waited ends after
-    /// the one before it; one that has not may end earlier.
+    /// The first grid that those know to be over who have waited for this one's predecessor. A grid that has waited
+    /// ends after the one before it; one that has not may end earlier.
     reach: usize,
-    /// The first grid of which a thread of this one knows nothing from the start: a predecessor that lets others in only once it has
-    /// waited has begun what it does behind the grids before it, and so have they.
+    /// The first grid of which a thread of this one knows nothing from the start: a predecessor that lets others in
+    /// only once it has waited has begun what it does behind the grids before it, and so have they.
     granted: usize,
 }
 
@@ -89,8 +90,8 @@ impl Log {
         RecordId(self.records.len() as u32)
     }
 
-    /// Goes on to the next grid, whose clusters are numbered from `first`. `waited` is whether the one that has ended waited for
-    /// its predecessor, and `hasty` whether one of its blocks let the next grid begin before it had.
+    /// Goes on to the next grid, whose clusters are numbered from `first`. `waited` is whether the one that has ended
+    /// waited for its predecessor, and `hasty` whether one of its blocks let the next grid begin before it had.
     pub(crate) fn succeed(&mut self, first: u32, waited: bool, hasty: bool) {
         if !waited {
             self.reach = self.grids.len();

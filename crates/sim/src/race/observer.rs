@@ -52,7 +52,8 @@ pub(crate) struct Observer<'a> {
     /// The pipeline that this access belongs to, what this is, and all pipelines of the block.
     pub(crate) pipe: Option<(u32, Piece, &'a [Issued<'a>])>,
     pub(crate) rules: Rules,
-    /// The last record of which this knowledge orders every lane's write, or every lane's read, before whatever this warp does.
+    /// The last record of which this knowledge orders every lane's write, or every lane's read, before whatever this
+    /// warp does.
     pub(crate) last: [Option<RecordId>; 2],
     /// Others of the kind, as far as that follows from what all lanes of the warp know, which is this.
     pub(crate) cleared: Option<(&'a Cleared, &'a Knowledge)>,
@@ -130,10 +131,9 @@ impl<'a> Observer<'a> {
 
     /// The clock that tells of an access.
     fn clock(&self, record: &Record, is_read: bool) -> &Clock {
-        // In practice, a finished copy may be overwritten by another one as soon as it is known to be over: nobody's view is
-        // involved.
-        // So is what the tensor cores have written themselves: where columns were allocated. DeepGEMM reads that behind a
-        // relaxed barrier of the cluster.
+        // In practice, a finished copy may be overwritten by another one as soon as it is known to be over: nobody's
+        // view is involved. So is what the tensor cores have written themselves: where columns were allocated. DeepGEMM
+        // reads that behind a relaxed barrier of the cluster.
         let written_for_threads = record.proxy == Proxy::Async && !record.detached;
         let over = self.rules != Rules::Letter && (is_read || record.detached && self.replaces || written_for_threads);
         match (self.tensor, over) {
@@ -184,8 +184,8 @@ impl<'a> Observer<'a> {
         all(clock) && (!self.needs_fence_after(record, is_read) || all(self.fenced()))
     }
 
-    /// Whether this access belongs to a pipeline in which the other one comes before it: one thread's own, or that of another thread of the
-    /// block, as far as a fence, a synchronisation and a fence tell what that one had issued.
+    /// Whether this access belongs to a pipeline in which the other one comes before it: one thread's own, or that of
+    /// another thread of the block, as far as a fence, a synchronisation and a fence tell what that one had issued.
     fn is_pipelined(&self, record: &Record) -> bool {
         let Some((own, piece, pipes)) = self.pipe.filter(|_| record.cluster == self.cluster) else { return false };
         let Some((slot, pieces)) = pipes.iter().find(|(slot, _)| *slot == record.slot) else { return false };
@@ -211,8 +211,8 @@ impl<'a> Observer<'a> {
         })
     }
 
-    /// Whether the marked read was made by lanes that all execute this instruction, too: what comes after this one comes
-    /// after that one. (Counting all lanes of this instruction as readers errs on the side of a race.)
+    /// Whether the marked read was made by lanes that all execute this instruction, too: what comes after this one
+    /// comes after that one. (Counting all lanes of this instruction as readers errs on the side of a race.)
     pub(super) fn supersedes(&mut self, log: &Log, mark: Mark) -> bool {
         if self.superseded == Some(mark.record()) {
             return true;

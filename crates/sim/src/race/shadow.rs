@@ -1,4 +1,5 @@
-//! The shadow of a piece of memory: what is remembered of it, by lines and, where parts of a line are accessed, by units.
+//! The shadow of a piece of memory: what is remembered of it, by lines and, where parts of a line are accessed, by
+//! units.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -8,8 +9,8 @@ use super::observer::Observer;
 use super::unit::{Conflict, Crowds, Noting, Unit, Writers};
 use crate::clock::Knowledge;
 
-/// Bytes that are mostly accessed together: the sixteen that tensor cores, copies by threads and wide loads move at once, rows of global
-/// memory that the copy engine brings, or a warp's lanes of a column of tensor memory.
+/// Bytes that are mostly accessed together: the sixteen that tensor cores, copies by threads and wide loads move at
+/// once, rows of global memory that the copy engine brings, or a warp's lanes of a column of tensor memory.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     /// What is remembered of all of them, unless they are told apart.
@@ -62,7 +63,8 @@ pub(crate) struct Shadow {
     crowds: Crowds,
 }
 
-/// What was remembered of lines before one access was noted there, and is since: what has the same history goes on in the same way.
+/// What was remembered of lines before one access was noted there, and is since: what has the same history goes on in
+/// the same way.
 struct Histories([(Unit, Unit); 8]);
 
 impl Default for Histories {
@@ -213,7 +215,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Notes an access to whole lines. `met` is shown what is remembered of them, once where neighbours have the same history.
+    /// Notes an access to whole lines. `met` is shown what is remembered of them, once where neighbours have the same
+    /// history.
     fn note_lines(
         &mut self,
         noting: &mut Noting<'_, '_>,

@@ -18,8 +18,8 @@ pub(crate) struct Conflict {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unit {
     pub(super) write: Mark,
-    /// The last write that was not strong, if strong ones came after it: they are ordered neither by nor against each other,
-    /// so it must be remembered for itself.
+    /// The last write that was not strong, if strong ones came after it: they are ordered neither by nor against each
+    /// other, so it must be remembered for itself.
     pub(super) plain: Mark,
     pub(super) read: Mark,
     /// Further unordered readers: position in `Shadow::crowds`, from one.
@@ -57,7 +57,8 @@ impl Writers {
     }
 }
 
-/// Sets of readers. Neighbouring units mostly have the same, so a set is never changed, and named by any number of units.
+/// Sets of readers. Neighbouring units mostly have the same, so a set is never changed, and named by any number of
+/// units.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Crowds {
     marks: Vec<Mark>,

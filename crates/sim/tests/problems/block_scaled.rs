@@ -11,8 +11,8 @@ use sim::{Buffer, Gpu, Invocation, Limits, Rules};
 
 const DEPTH: usize = 256;
 
-/// The kernel shows both forms of a commit, one after the other, at a barrier that counts one: only the first is wanted, the
-/// second would take the barrier on to the next phase.
+/// The kernel shows both forms of a commit, one after the other, at a barrier that counts one: only the first is
+/// wanted, the second would take the barrier on to the next phase.
 pub fn kernel() -> Kernel {
     let mut kernel = tile::kernel().expect("the kernel is well formed");
     let again = |instr: &Instr| matches!(instr.op, Op::Tcgen05(Tcgen05::Commit { multicast: Some(_), .. }));
@@ -20,7 +20,8 @@ pub fn kernel() -> Kernel {
     kernel
 }
 
-/// Codes that differ between rows, and between columns, also some power of two apart: an operand that begins elsewhere is another.
+/// Codes that differ between rows, and between columns, also some power of two apart: an operand that begins elsewhere
+/// is another.
 fn code(seed: usize, row: usize, k: usize) -> u8 {
     ((row * 7 + row / 16 + k * 3 + k / 32 + seed) % 16) as u8
 }
@@ -47,8 +48,8 @@ fn codes(seed: usize, rows: usize) -> Vec<u8> {
     (0..rows * DEPTH / 2).map(byte).collect()
 }
 
-/// Eight pieces of 512 bytes: A's scales for each step of 64, then B's. A piece has 32 rows of four words, word w of row r for
-/// matrix row 32 w + r, its bytes the four blocks of sixteen.
+/// Eight pieces of 512 bytes: A's scales for each step of 64, then B's. A piece has 32 rows of four words, word w of
+/// row r for matrix row 32 w + r, its bytes the four blocks of sixteen.
 fn scales() -> Vec<u8> {
     let mut bytes = Vec::new();
     for (seed, rows) in [(1, 128), (2, 64)] {

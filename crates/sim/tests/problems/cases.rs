@@ -13,8 +13,8 @@ pub struct Case {
     expected: Vec<f32>,
 }
 
-/// Cases that between them exercise all of the kernel: a few steps, none, and so many that a barrier with one of its 128
-/// arrivals miscounted falls behind, or gets ahead, by a whole phase.
+/// Cases that between them exercise all of the kernel: a few steps, none, and so many that a barrier with one of its
+/// 128 arrivals miscounted falls behind, or gets ahead, by a whole phase.
 pub fn all() -> Vec<Case> {
     let case = |k: usize| {
         let problem = Problem { m: 64, n: 64, k };

@@ -140,8 +140,8 @@ fn a_remote_arrive_at_cluster_scope_lets_a_copy_overwrite_what_was_read() {
     rule_of_the_letter("race", |kept| kernel(true, if kept == Kept::Yes { Scope::Cluster } else { Scope::Block }));
 }
 
-/// Two pairs of blocks share what is copied: the first block of each brings half of a tile for both, again and again, and the second block of each
-/// pair has nothing to do with it.
+/// Two pairs of blocks share what is copied: the first block of each brings half of a tile for both, again and again,
+/// and the second block of each pair has nothing to do with it.
 #[test]
 fn what_blocks_of_two_pairs_share_is_overwritten_when_both_have_released_it() {
     let kernel = |told: u32| {
@@ -286,8 +286,8 @@ fn a_commit_arrives_at_the_barrier_of_the_block_that_it_names() {
     });
 }
 
-/// The idiom of every published kernel: barriers are initialised, released by their own fence, and the cluster's barrier is
-/// arrived at relaxed.
+/// The idiom of every published kernel: barriers are initialised, released by their own fence, and the cluster's
+/// barrier is arrived at relaxed.
 #[test]
 fn the_fence_of_an_initialisation_releases_it_through_a_relaxed_cluster_barrier() {
     rule("race", |kept| {

@@ -70,8 +70,8 @@ fn a_flag_reaches_those_in_its_scope_who_have_it_in_theirs() {
     });
 }
 
-/// The same by fences: `scopes` are the writer's and the reader's, `own` whether the lane that stored the data has fenced and
-/// raises the flag, or another lane does.
+/// The same by fences: `scopes` are the writer's and the reader's, `own` whether the lane that stored the data has
+/// fenced and raises the flag, or another lane does.
 fn fenced(scopes: [Scope; 2], own: bool) -> Kernel {
     let write = |k: &mut Builder, words: Words| {
         let (writer, other) = (k.eq(words.lane, 0), k.eq(words.lane, 1));
@@ -126,8 +126,8 @@ fn relaxed_data_behind_a_relaxed_flag_may_be_old() {
     });
 }
 
-/// Two blocks of two warps write their parts and count themselves; the last one adds up. Every thread fences what it wrote, or the one
-/// that counts does so for all it has met.
+/// Two blocks of two warps write their parts and count themselves; the last one adds up. Every thread fences what it
+/// wrote, or the one that counts does so for all it has met.
 fn last_adds_up(fence_of_all: bool, fence_of_one: bool) -> Kernel {
     let mut b = Bench::new(64, Some([2, 1, 1]));
     let (last, block) = (b.k.shared("last", 4, 4), b.k.special(SpecialRegister::CtaidX));

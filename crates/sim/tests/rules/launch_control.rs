@@ -31,8 +31,8 @@ enum Slip {
     LeftOut,
 }
 
-/// Two warps of each block of a cluster have one tile after the other: the cluster's own, and those that it takes over. Each block adds one to a word of
-/// its own for every tile.
+/// Two warps of each block of a cluster have one tile after the other: the cluster's own, and those that it takes over.
+/// Each block adds one to a word of its own for every tile.
 fn kernel(blocks: u32, slip: Slip) -> Kernel {
     let shape = Shape { threads: 64, cluster: (blocks > 1).then_some([blocks, 1, 1]), min_blocks: Some(1) };
     let mut k = Builder::new("claims", Target::Sm100f, shape);
@@ -135,7 +135,8 @@ fn every_tile_is_done_once_whoever_gets_it() {
 
 #[test]
 fn a_cluster_that_was_cancelled_never_begins() {
-    // Under the latest schedule one cluster runs at a time, and the first does all the work: what it leaves out stays undone.
+    // Under the latest schedule one cluster runs at a time, and the first does all the work: what it leaves out stays
+    // undone.
     assert_eq!(run(1, Slip::LeftOut, Schedule::Latest).unwrap_or_else(|fault| panic!("{fault}")), None);
 }
 

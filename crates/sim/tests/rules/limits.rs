@@ -144,7 +144,8 @@ fn an_argument_must_suit_its_parameter() {
     assert!(fault.to_string().contains("parameter output"), "{fault}");
 }
 
-/// Copies a box of eight rows of 64 numbers to this byte of shared memory, and gives them back as they came to lie there.
+/// Copies a box of eight rows of 64 numbers to this byte of shared memory, and gives them back as they came to lie
+/// there.
 fn boxed(target: Target, offset: u32, group: Option<CtaGroup>) -> Result<Vec<u8>, Box<sim::Fault>> {
     boxed_from(target, 0, offset, group)
 }
@@ -342,7 +343,8 @@ fn blocks_start_in_no_particular_order() {
     assert!(found.iter().any(|fault| fault.kind.name() == "no progress"), "{found:?}");
 }
 
-/// A kernel that may let the next one begin at once, waits for the one before or does not, and does something with the output.
+/// A kernel that may let the next one begin at once, waits for the one before or does not, and does something with the
+/// output.
 fn link(waits: bool, body: impl Fn(&mut Bench, Addr<Global>)) -> ptx::Kernel {
     linked(true, waits, body)
 }

@@ -229,7 +229,8 @@ fn a_multiplication_needs_a_whole_warpgroup_to_exist() {
     caught("bad operand", &kernel);
 }
 
-/// Of the eight rows of B the last was never written: the last column of the product is nobody's to use, the others are.
+/// Of the eight rows of B the last was never written: the last column of the product is nobody's to use, the others
+/// are.
 #[test]
 fn a_row_that_nobody_wrote_spoils_its_own_column_of_a_product() {
     let fault = rule("uninitialised read", |kept| {
@@ -251,7 +252,8 @@ fn a_row_that_nobody_wrote_spoils_its_own_column_of_a_product() {
         b.k.wgmma(&acc, MatrixOperand::F16(a), desc, Accumulate::Add);
         b.k.wgmma_commit();
         b.k.wgmma_wait(0);
-        // Row 7 begins with its last two pieces, as swizzled. A thread's first sum is of column 2 · (lane % 4), its second of the next.
+        // Row 7 begins with its last two pieces, as swizzled. A thread's first sum is of column 2 · (lane % 4), its
+        // second of the next.
         let to = b.k.mul_wide_add(b.thread, 4, b.output);
         b.k.store(Addr::<Global>::of(to), acc[usize::from(kept == Kept::No)]);
         b.finish()
@@ -259,8 +261,8 @@ fn a_row_that_nobody_wrote_spoils_its_own_column_of_a_product() {
     assert!(fault.to_string().contains("tile+992"), "{fault}");
 }
 
-/// A product of zeros whose accumulators nobody has written, under a predicate that says whether to add to them; some bits of B's
-/// descriptor are turned.
+/// A product of zeros whose accumulators nobody has written, under a predicate that says whether to add to them; some
+/// bits of B's descriptor are turned.
 fn unwritten_sums(adds: bool, turned: u32) -> Kernel {
     let mut b = Bench::new(128, None);
     let tile = b.k.shared("tile", 2048, 1024);

@@ -127,7 +127,8 @@ fn columns_are_given_back_between_fences_as_any_access_is() {
     rule_of_the_letter("race", |kept| give_back(Return { after: kept == Kept::Yes, ..RETURN }));
 }
 
-/// Blocks of a grid that allocate columns, use them and give them back: all at once, or some, and while they have those some more.
+/// Blocks of a grid that allocate columns, use them and give them back: all at once, or some, and while they have those
+/// some more.
 fn shares(steps: &[u32], returns: bool) -> Kernel {
     let (mut b, address) = bench();
     let first = b.k.lt(b.thread, 32);
@@ -538,7 +539,8 @@ fn relaxed_barriers_need_both_tensor_fences() {
     }
 }
 
-/// One thread copies scales, and another multiplies with them: nobody waits for the copies, which are ahead in the pipeline.
+/// One thread copies scales, and another multiplies with them: nobody waits for the copies, which are ahead in the
+/// pipeline.
 fn in_turn(forgotten: Forgotten, of_one_thread: bool) -> Kernel {
     let (mut b, zeros) = zeros(192);
     let (bars, base) = (zeros.bars, zeros.base);

@@ -1,8 +1,9 @@
 //! A kernel as they are written for Blackwell, and the mistakes that are made in writing one.
 //!
-//! One warp brings stages, one multiplies them, four bring sums to memory by way of shared memory and the copy engine: two tiles of
-//! 128 × 16, three stages of 256 of k each, through two stages of shared memory and one set of accumulators, so that everything is
-//! waited for, used again and given back. It is right under every schedule by the letter; each slip is found, as a fault or as another result.
+//! One warp brings stages, one multiplies them, four bring sums to memory by way of shared memory and the copy engine:
+//! two tiles of 128 × 16, three stages of 256 of k each, through two stages of shared memory and one set of
+//! accumulators, so that everything is waited for, used again and given back. It is right under every schedule by the
+//! letter; each slip is found, as a fault or as another result.
 
 use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
 use ptx::instr::Collector;
@@ -185,7 +186,8 @@ fn multiply(k: &mut Builder, p: &Parts, base: Reg<TensorAddress>) {
     let of_b = rows(Slip::None, if p.is(Slip::SwizzleOfB) { Swizzle::B64 } else { Swizzle::B128 });
     let packed = MatrixLayout { swizzle: Swizzle::None, leading: 16, stride: 128 };
     let shape = BlockScaledShape { m: 128, n: N, scale_a_id: 0, scale_b_id: 0 };
-    // A block of sixteen has all four scales of its unit: there is no other to choose. The number's field ends with bit 31.
+    // A block of sixteen has all four scales of its unit: there is no other to choose. The number's field ends with bit
+    // 31.
     let bits = shape.encode().expect("a shape of this hardware") | u32::from(p.is(Slip::ScaleNumber)) << 29;
     let shape = k.variable::<U32>(bits).cast();
     let start = k.shared_address(p.stages);
@@ -463,8 +465,8 @@ fn every_slip_is_found() {
         if letter.as_ref().map(Finding::name) != Some(name) {
             wrong.push(format!("{slip:?}: {:?}", letter.as_ref().map(Finding::name)));
         }
-        // Published kernels get by with more only where columns are given back, barriers used by copies, and tensor memory
-        // known to be ready by a barrier alone.
+        // Published kernels get by with more only where columns are given back, barriers used by copies, and tensor
+        // memory known to be ready by a barrier alone.
         let granted = matches!(
             slip,
             Slip::FreedByOther

@@ -1,6 +1,7 @@
 //! The operations that there are, and which of them a season plays: nobody else in the game knows one from the other.
 //!
-//! One comes with this program and has configurations of its own. What pitches and seasons say of those, in words that only it understands, is asked here.
+//! One comes with this program and has configurations of its own. What pitches and seasons say of those, in words that
+//! only it understands, is asked here.
 
 pub mod dual_gemm;
 pub mod folder;
@@ -39,7 +40,8 @@ pub fn check_words(words: &str) -> Result<()> {
     dual_gemm::check_words(words)
 }
 
-/// A problem as a season's file writes it, of the operation that comes with this program. What is in it is the operation's.
+/// A problem as a season's file writes it, of the operation that comes with this program. What is in it is the
+/// operation's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Problem(dual_gemm::ProblemSpec);

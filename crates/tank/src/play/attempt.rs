@@ -116,8 +116,8 @@ impl Play<'_> {
         Ok(judgement.verdict)
     }
 
-    /// Every configuration of a sweep in turn, each against the champion. The fastest that keeps the deal is taken; where none does, the
-    /// fallback, if it is faster by the rules alone.
+    /// Every configuration of a sweep in turn, each against the champion. The fastest that keeps the deal is taken;
+    /// where none does, the fallback, if it is faster by the rules alone.
     fn sweep(
         &mut self,
         round: &str,
@@ -318,7 +318,8 @@ impl Play<'_> {
         })
     }
 
-    /// What the next sitting may take: of what is left an equal part for each round that is still to come, and one for the title.
+    /// What the next sitting may take: of what is left an equal part for each round that is still to come, and one for
+    /// the title.
     fn budget_of_a_sitting(&self) -> Option<f64> {
         let budget = self.options.budget?.as_secs_f64();
         let left = (budget - self.timed.as_secs_f64()).max(0.0);
@@ -369,7 +370,8 @@ fn fails_alone(sitting: &Sitting) -> Option<String> {
     }
 }
 
-/// What was found, or why the environment did not let anything be found. Where nobody answered, the season stops here, to go on another time.
+/// What was found, or why the environment did not let anything be found. Where nobody answered, the season stops here,
+/// to go on another time.
 fn split<T>(found: Result<T>) -> Result<(Option<T>, Option<String>)> {
     match found {
         Ok(found) => Ok((Some(found), None)),

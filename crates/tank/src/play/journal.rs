@@ -1,9 +1,9 @@
 //! How a season goes on where it stopped.
 //!
 //! A season is played by code that runs from the top every time. Each of its steps goes through the journal: where the
-//! ledger already holds what the step would produce, that is taken and nothing is done again; where it does not, the step
-//! is done and written down before the next one begins. So whatever was measured stays measured, and a season that is
-//! killed anywhere ends as it would have.
+//! ledger already holds what the step would produce, that is taken and nothing is done again; where it does not, the
+//! step is done and written down before the next one begins. So whatever was measured stays measured, and a season that
+//! is killed anywhere ends as it would have.
 
 use std::collections::VecDeque;
 
@@ -20,8 +20,8 @@ pub struct Journal<'a> {
 }
 
 impl<'a> Journal<'a> {
-    /// Takes up the last season with this digest, or begins one where there is none or where another is wanted. The second
-    /// part says whether it is already finished.
+    /// Takes up the last season with this digest, or begins one where there is none or where another is wanted. The
+    /// second part says whether it is already finished.
     pub fn open(ledger: &'a mut Ledger, name: &str, digest: &str, again: bool) -> Result<(Self, bool)> {
         let mut opened = ledger.records().iter().filter_map(|record| match &record.event {
             Event::SeasonOpened(opened) => Some((record, opened.as_ref())),
@@ -50,8 +50,8 @@ impl<'a> Journal<'a> {
         Ok((Self { ledger, season, recorded }, is_finished))
     }
 
-    /// One step: what the ledger holds, or what `make` makes, written down. `fits` says whether a recorded event is this
-    /// step's.
+    /// One step: what the ledger holds, or what `make` makes, written down. `fits` says whether a recorded event is
+    /// this step's.
     pub fn step<T>(&mut self, fits: impl Fn(&T) -> bool, make: impl FnOnce(&Ledger) -> Result<T>) -> Result<T>
     where
         T: Into<Event> + TryFrom<Event, Error = &'static str> + Clone,

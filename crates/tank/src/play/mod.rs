@@ -31,8 +31,8 @@ use crate::{Error, Result};
 pub struct Options {
     /// The seed that all others are made from; drawn by the operating system where there is none.
     pub seed: Option<u64>,
-    /// A number that nobody else knows. With it a season that goes on asks with the seed that it asked with when it stopped, which no other ledger has, so
-    /// that an answer which came meanwhile is an answer to that.
+    /// A number that nobody else knows. With it a season that goes on asks with the seed that it asked with when it
+    /// stopped, which no other ledger has, so that an answer which came meanwhile is an answer to that.
     pub secret: Option<u64>,
     /// A person's word.
     pub choices: Choices,

@@ -35,7 +35,7 @@ impl Play<'_> {
         candidates.retain(|candidate| Some(&candidate.pitch.name) != withdrawn.as_ref());
         let needed = if kind == RoundKind::WildCard { 1 } else { self.season.settings.min_pitches };
         if candidates.len() < needed {
-            let note = format!("{} valid pitches, and a round needs {needed}", candidates.len());
+            let note = format!("valid pitches: {}; a round needs {needed}", candidates.len());
             return self.close_round(name, Verdict::Blocked, &note);
         }
         let votes = self.votes(name, kind, context, &candidates)?;

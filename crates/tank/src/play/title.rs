@@ -1,7 +1,7 @@
 //! The end of a season: its champion meets the planner's own choice, and what wins goes into the tuning cache.
 //!
-//! That choice is made among all backends of this machine that read the champion's weights, whatever the season's file forces: the cache
-//! serves everyone, and to be the best on a poor backend is no title.
+//! That choice is made among all backends of this machine that read the champion's weights, whatever the season's file
+//! forces: the cache serves everyone, and to be the best on a poor backend is no title.
 
 use referee::Speedup;
 
@@ -19,8 +19,8 @@ use crate::season::TITLE;
 use crate::verdict::Verdict;
 
 impl Play<'_> {
-    /// What beats the planner's own choice goes into the tuning cache. Where the season began with that choice and had one
-    /// coronation, its figures say so already; otherwise the champion has to meet it now.
+    /// What beats the planner's own choice goes into the tuning cache. Where the season began with that choice and had
+    /// one coronation, its figures say so already; otherwise the champion has to meet it now.
     pub(super) fn title(&mut self) -> Result<()> {
         let Some(last) = self.crowned.last() else { return Ok(()) };
         if self.season.foretold().is_some() {

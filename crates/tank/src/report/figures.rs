@@ -1,5 +1,5 @@
-//! The plots, as SVG that takes its colours from the page. Strips are stretched to the page's width and hold no text, so
-//! that they can be read on a telephone; the roofline has its labels inside and scales as a whole.
+//! The plots, as SVG that takes its colours from the page. Strips are stretched to the page's width and hold no text,
+//! so that they can be read on a telephone; the roofline has its labels inside and scales as a whole.
 
 use super::Report;
 

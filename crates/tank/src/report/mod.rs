@@ -1,7 +1,7 @@
 //! The report of a season: what was claimed against what was measured, and everything needed to check it.
 //!
-//! A [`Report`] is assembled from the ledger alone, so that a season can be reported by anyone who has it. It goes out as
-//! one HTML page that needs no network and no scripts, as Markdown, and as JSON.
+//! A [`Report`] is assembled from the ledger alone, so that a season can be reported by anyone who has it. It goes out
+//! as one HTML page that needs no network and no scripts, as Markdown, and as JSON.
 
 mod board;
 mod figures;
@@ -69,7 +69,8 @@ pub struct Report {
     pub machine: Machine,
     /// The judges: name, character, motto.
     pub judges: Vec<[String; 3]>,
-    /// What was gained over the baseline, coronation by coronation; nothing where nobody was crowned, or a champion was wrong.
+    /// What was gained over the baseline, coronation by coronation; nothing where nobody was crowned, or a champion was
+    /// wrong.
     pub gained: Option<Speedup>,
     /// How often somebody was crowned.
     pub coronations: usize,
@@ -436,7 +437,8 @@ fn same_problem(one: &str, other: &str) -> bool {
 }
 
 impl PitchReport {
-    /// What the simulator counted, what the assembler said and where the time should go, as sentences; empty for anything but a configuration.
+    /// What the simulator counted, what the assembler said and where the time should go, as sentences; empty for
+    /// anything but a configuration.
     fn counted(&self) -> String {
         let counts: Vec<String> = self.simulated.iter().map(|c| format!("{} {}", c.count, c.what)).collect();
         let mut told = match counts.as_slice() {

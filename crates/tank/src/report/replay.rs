@@ -1,4 +1,5 @@
-//! The first season as a page of its own: its votes counted again, its figures judged by its own terms, and what it got wrong beside its sums.
+//! The first season as a page of its own: its votes counted again, its figures judged by its own terms, and what it got
+//! wrong beside its sums.
 
 use super::figures::{Axis, strip};
 use super::html::{badge, escape, page, section, table};

@@ -16,7 +16,8 @@ pub fn builtin() -> Result<Season> {
     Season::from_text(Path::new("cpu.toml"), TEXT)
 }
 
-/// A legal configuration that nobody has tried, drawn by the place in the season and not by anyone's wish; none where the operation has no such.
+/// A legal configuration that nobody has tried, drawn by the place in the season and not by anyone's wish; none where
+/// the operation has no such.
 pub fn wild_card(arena: &Arena, champion: &Entry, tried: impl Fn(&Entry) -> bool, place: &str) -> Option<Pitch> {
     let run = arena.configurations.as_ref()?.draw(champion, &tried, place)?;
     let [config, backend] = [&run.config, &run.backend].map(|word| word.as_deref().unwrap_or_default());

@@ -99,7 +99,8 @@ pub struct Season {
     pub rounds: Vec<Round>,
     /// Long shots for a wild-card round.
     pub wild_cards: Vec<Pitch>,
-    /// Where its sittings are held, if not here. Not a part of what is played: who goes on elsewhere plays the same season.
+    /// Where its sittings are held, if not here. Not a part of what is played: who goes on elsewhere plays the same
+    /// season.
     #[serde(skip)]
     pub cluster: Option<Machines>,
 }
@@ -358,8 +359,8 @@ impl Season {
         pitches.for_each(|pitch| pitch.places.push(folder.clone()));
     }
 
-    /// The same season with other rounds: in each of so many a command is asked for candidates, shown what came of those before. One is enough
-    /// for a round, and failures are what is expected, so that they call no research.
+    /// The same season with other rounds: in each of so many a command is asked for candidates, shown what came of
+    /// those before. One is enough for a round, and failures are what is expected, so that they call no research.
     pub fn evolving(mut self, asked: &Asked, steps: usize) -> Result<Self> {
         let round = |step: usize| Round {
             name: format!("step {step}"),

@@ -1,8 +1,9 @@
-//! Sharks and contestants that are commands: a question goes to their stdin as one JSON document, the answer comes from their stdout.
+//! Sharks and contestants that are commands: a question goes to their stdin as one JSON document, the answer comes from
+//! their stdout.
 //!
-//! They have a time limit, a process group of their own that is killed whole, and a limit on what they may say. Whatever one does
-//! wrong makes its vote void for the round, or leaves its pitches out; it cannot stop the season. What was said on the way, and what that
-//! cost, goes into the ledger with the answer.
+//! They have a time limit, a process group of their own that is killed whole, and a limit on what they may say.
+//! Whatever one does wrong makes its vote void for the round, or leaves its pitches out; it cannot stop the season.
+//! What was said on the way, and what that cost, goes into the ledger with the answer.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};

@@ -1,9 +1,10 @@
-//! The built-in sharks. They see the pitch and what the tank computed about it, and nothing else; the same evidence makes
-//! the same scores, and every score says in a sentence where it comes from.
+//! The built-in sharks. They see the pitch and what the tank computed about it, and nothing else; the same evidence
+//! makes the same scores, and every score says in a sentence where it comes from.
 //!
 //! The *skeptic* believes the least of what is claimed, predicted and possible, less what the contestant's record takes
-//! off. The *pragmatist* asks what ships. The *theorist* asks whether the numbers can be true. *The Performance Oracle* and *The
-//! Pragmatic Engineer* are those of the first season, with their criteria; the Oracle has others where it is about being right.
+//! off. The *pragmatist* asks what ships. The *theorist* asks whether the numbers can be true. *The Performance Oracle*
+//! and *The Pragmatic Engineer* are those of the first season, with their criteria; the Oracle has others where it is
+//! about being right.
 //!
 //! In a round about correctness *works* means that it computes the right thing: examinations, the simulator and the
 //! assembler say so, and speed says nothing.
@@ -18,7 +19,8 @@ use crate::pitch::{EvidenceKind, Kind, Level, Pitch};
 use crate::round::RoundKind;
 use crate::settings::Settings;
 
-/// How far a prediction of the analytic model, or of a claim, is typically off: the standard deviation of its logarithm.
+/// How far a prediction of the analytic model, or of a claim, is typically off: the standard deviation of its
+/// logarithm.
 const MODEL_ERROR: f64 = 0.15;
 /// Points from which a criterion is a strength, and up to which it is a weakness.
 const STRONG: f64 = 7.0;

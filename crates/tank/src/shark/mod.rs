@@ -4,8 +4,9 @@
 //! ([`builtin`]), people write theirs in a file, and agents answer over a pipe ([`agent`]). Whoever it is, the
 //! same rules are applied to the ballots.
 //!
-//! A shark is somebody: it has a name, a character and a motto, criteria that may differ by the kind of round, and beside its
-//! ballots a statement, in which it says why not the others, names a second choice with its conditions, and the terms on which it funds.
+//! A shark is somebody: it has a name, a character and a motto, criteria that may differ by the kind of round, and
+//! beside its ballots a statement, in which it says why not the others, names a second choice with its conditions, and
+//! the terms on which it funds.
 
 pub mod agent;
 pub mod builtin;

@@ -1,6 +1,7 @@
 //! Every known cheat, as a program, and how it is caught.
 //!
-//! Some fall in the examination, before any clock starts. Those that behave there are let into a sitting and fall there.
+//! Some fall in the examination, before any clock starts. Those that behave there are let into a sitting and fall
+//! there.
 
 use std::rc::Rc;
 
@@ -127,8 +128,8 @@ fn rounding_sums_to_fewer_digits_is_beyond_the_bound() {
     }
 }
 
-/// The portable backend with every result off by a few roundings after so many runs of a session: within the bound, but much less
-/// precise than it is.
+/// The portable backend with every result off by a few roundings after so many runs of a session: within the bound, but
+/// much less precise than it is.
 fn imprecise(contestant: Builtin, after: usize) -> Watched {
     let spoil = move |runs: usize, tensors: &mut Tensors| {
         // Nothing is laid out while the round trip is measured.

@@ -1,5 +1,5 @@
-//! The format whole: correctness rounds, sweeps and gates, terms of the shark that funds, withdrawals, lineage, post-mortems, and agents as
-//! sharks and contestants.
+//! The format whole: correctness rounds, sweeps and gates, terms of the shark that funds, withdrawals, lineage,
+//! post-mortems, and agents as sharks and contestants.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -372,7 +372,8 @@ fn where_a_season_is_held_is_not_a_part_of_what_is_played() {
     assert_eq!(machines.shared.as_deref(), Some(Path::new("/shared/tank")));
 }
 
-/// A server that speaks as an OpenAI-compatible endpoint does, and answers by the question that it finds in the user's message.
+/// A server that speaks as an OpenAI-compatible endpoint does, and answers by the question that it finds in the user's
+/// message.
 fn stand_in() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/v1/chat/completions", listener.local_addr().unwrap());

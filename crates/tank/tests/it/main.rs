@@ -1,4 +1,5 @@
-//! The tank from outside, one file per subject. One program, because linking one per file took longer than running them.
+//! The tank from outside, one file per subject. One program, because linking one per file took longer than running
+//! them.
 
 mod calibration;
 mod cheats;

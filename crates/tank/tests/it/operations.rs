@@ -1,4 +1,5 @@
-//! Operations that folders describe: the shipped ones are played, and who computes nothing, or remembers, falls as anywhere.
+//! Operations that folders describe: the shipped ones are played, and who computes nothing, or remembers, falls as
+//! anywhere.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,7 +95,8 @@ fn played(name: &str, pitches: [&str; 2]) {
     assert!(sat.count() > 0, "{name} was never timed");
 }
 
-/// A contestant's fence follows no links out of its folder: so what two folders need stands in both, and must not drift apart.
+/// A contestant's fence follows no links out of its folder: so what two folders need stands in both, and must not drift
+/// apart.
 #[test]
 fn what_shipped_operations_have_in_common_is_the_same_in_all() {
     for (file, [one, other]) in [("tank.py", ["softmax", "sort"]), ("lent.py", ["gpu-scale", "gpu-matmul"])] {

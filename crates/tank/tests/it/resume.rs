@@ -173,7 +173,8 @@ fn a_season_killed_at_two_hundred_random_moments_ends_as_if_nothing_had_happened
         for _ in 0..rng.usize(1..4) {
             cut = rng.usize(cut..=bytes.len());
             let kept = fs::read(&path).unwrap_or_default();
-            // What an earlier kill tore was recorded by the play after it, so that bytes are no longer the same: only the first is cut so.
+            // What an earlier kill tore was recorded by the play after it, so that bytes are no longer the same: only
+            // the first is cut so.
             let text = if kept.is_empty() { bytes[..cut].to_vec() } else { kept[..rng.usize(..=kept.len())].to_vec() };
             fs::write(&path, &text).unwrap();
             let mut resumed = Scripted::new(&season, &FATES);
@@ -206,7 +207,8 @@ fn what_no_machine_answers_is_asked_again_with_the_same_seed_and_never_written_d
     let (finished, again) = play(&here, &path, Fate::Speed(1.3), Some(5));
     assert_eq!((finished, again.first()), (Ok(()), seeds.first()));
     assert_eq!(champion(&ledger::read(&path).unwrap().records).as_deref(), Some("first"));
-    // Another season has other seeds, so that nobody's answers are taken for another's; and without a secret none comes twice.
+    // Another season has other seeds, so that nobody's answers are taken for another's; and without a secret none comes
+    // twice.
     assert_ne!(play(&elsewhere, &other, Fate::Unanswered, Some(5)).1, seeds);
     let [once, twice] = [(); 2].map(|()| play(&elsewhere, &other, Fate::Unanswered, None).1);
     assert_ne!(once, twice);

@@ -392,7 +392,8 @@ fn unplanned() -> Vec<Pitch> {
     ]
 }
 
-/// A season on the portable backend, against that backend's own plan; its records, and what it left for a plan among some backends.
+/// A season on the portable backend, against that backend's own plan; its records, and what it left for a plan among
+/// some backends.
 fn forced(title: Fate, among: &[&'static dyn Backend]) -> (Vec<Record>, Vec<Plan>) {
     let season = Season { baseline: PLANNED.into(), ..season(&[("one", unplanned())]) };
     let folder = tempfile::tempdir().unwrap();
@@ -407,8 +408,8 @@ fn forced(title: Fate, among: &[&'static dyn Backend]) -> (Vec<Record>, Vec<Plan
     (ledger::read(&path).unwrap().records, small_problems().iter().map(plan).collect())
 }
 
-/// What the planner chooses among on this machine if nobody forces anything. The tests here mean something where that is more than
-/// the portable backend.
+/// What the planner chooses among on this machine if nobody forces anything. The tests here mean something where that
+/// is more than the portable backend.
 fn unforced() -> Vec<&'static dyn Backend> {
     backends::sharing(backends::by_name("scalar").unwrap())
 }

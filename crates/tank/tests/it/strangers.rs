@@ -1,5 +1,5 @@
-//! What strangers send: pitches, seasons, ledgers and messages, as the fuzzer's corpus has them, read by the fuzzer's own
-//! functions.
+//! What strangers send: pitches, seasons, ledgers and messages, as the fuzzer's corpus has them, read by the fuzzer's
+//! own functions.
 
 #[path = "../../../../fuzz/src/tank.rs"]
 mod targets;

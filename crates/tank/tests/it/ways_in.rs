@@ -1,7 +1,8 @@
-//! Ways in, each as a program that gets through if the way is open: it says so in its next answer, or answers from what it
-//! should not know.
+//! Ways in, each as a program that gets through if the way is open: it says so in its next answer, or answers from what
+//! it should not know.
 //!
-//! Where this machine's kernel lacks a guard, a way may be open; the record then says which, and these tests would fail here.
+//! Where this machine's kernel lacks a guard, a way may be open; the record then says which, and these tests would fail
+//! here.
 
 use std::cell::{Cell, RefCell};
 use std::fs;

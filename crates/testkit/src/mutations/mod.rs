@@ -1,8 +1,9 @@
 //! The kernels broken on purpose, to prove that the simulator notices.
 //!
-//! [`sim::mutate`] makes, from the kernel as it is printed, every kernel that differs by one plausible mistake. Here each of
-//! them runs on small problems, with the launches before and behind it, under several schedules: a mistake must show as a fault or as a
-//! result that is another to the bit under one of them, and the kernel as it is must show neither under any.
+//! [`sim::mutate`] makes, from the kernel as it is printed, every kernel that differs by one plausible mistake. Here
+//! each of them runs on small problems, with the launches before and behind it, under several schedules: a mistake must
+//! show as a fault or as a result that is another to the bit under one of them, and the kernel as it is must show
+//! neither under any.
 //!
 //! `ways` has the kernels, one for each way of putting them together. `equivalents` has the reasons for which a few
 //! mistakes change nothing, each with a predicate and with the number of mutants that it excuses of each kernel. An
@@ -41,7 +42,8 @@ const MULTIPROCESSORS: u32 = 1;
 /// What became of a mutant.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// A fault or a wrong result, under a schedule that it names; and the reason why that ought not to be, if it is called equivalent.
+    /// A fault or a wrong result, under a schedule that it names; and the reason why that ought not to be, if it is
+    /// called equivalent.
     Caught(Finding, Option<&'static str>),
     /// It computes the same, for this reason.
     Equivalent(&'static str),
@@ -76,8 +78,8 @@ struct Problem {
 }
 
 impl Trial {
-    /// Builds one of the kernels and its problems, and computes them once with the kernel as it is, which must agree with the
-    /// reference.
+    /// Builds one of the kernels and its problems, and computes them once with the kernel as it is, which must agree
+    /// with the reference.
     pub fn new(way: &'static Way) -> Result<Self> {
         let problems: Vec<Problem> =
             way.problems.iter().map(|groups| Problem::new(way, groups)).collect::<Result<_>>()?;
@@ -190,7 +192,8 @@ impl Problem {
         Ok(problem)
     }
 
-    /// What the kernels as they are make of it: within the bound of the reference, or there is nothing to compare mutants with.
+    /// What the kernels as they are make of it: within the bound of the reference, or there is nothing to compare
+    /// mutants with.
     fn computed(&self, case: &Case, instance: &Instance, simulator: &Simulated) -> Result<Vec<Vec<u8>>> {
         let mut gpu = self.gpu.clone();
         let sequence: Vec<_> = self.launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();

@@ -1,7 +1,9 @@
-//! The kernels that are broken: every strategy, schedule and epilogue of every family, each with the smallest problems that use all of it.
+//! The kernels that are broken: every strategy, schedule and epilogue of every family, each with the smallest problems
+//! that use all of it.
 //!
-//! What the problems must have between them: tokens, columns and k beyond the last tile, a last stage that is not full, a single stage, and
-//! a pipeline that wraps around often enough for a barrier that counts wrongly to fall behind. All problems of a way take one kernel.
+//! What the problems must have between them: tokens, columns and k beyond the last tile, a last stage that is not full,
+//! a single stage, and a pipeline that wraps around often enough for a barrier that counts wrongly to fall behind. All
+//! problems of a way take one kernel.
 
 use op::{Activation, Gate, Output};
 
@@ -44,8 +46,8 @@ const BLACKWELL: Way = Way { arch: "sm_100a", backend: "sim:sm_100a", activation
 const SMALL: &[&[(usize, usize, usize)]] =
     &[&[(16, 64, 16)], &[(21, 40, 80)], &[(9, 40, 176)], &[(5, 72, 1680)], &[(68, 40, 592)], &[(77, 132, 384)]];
 
-/// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel of one matrix, as the
-/// first two.
+/// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel
+/// of one matrix, as the first two.
 pub static WAYS: [Way; 22] = [
     Way {
         name: "a tile per block, few tokens",

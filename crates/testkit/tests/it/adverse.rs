@@ -1,4 +1,5 @@
-//! The bound itself: it holds where rounding errors of sums all go one way, and is no wider there than ten times what happens.
+//! The bound itself: it holds where rounding errors of sums all go one way, and is no wider there than ten times what
+//! happens.
 
 use format::Dense;
 use hammerhead::{
@@ -55,8 +56,8 @@ fn errors_that_all_go_one_way_are_beyond_what_random_ones_would_be() {
     assert!(own.passed() && !random.passed(), "{own:?} {random:?}");
 }
 
-/// C of a plain product in f32, exact but for the last rounding, and the same with one product of each element left out: the
-/// smallest that is no smaller than the average.
+/// C of a plain product in f32, exact but for the last rounding, and the same with one product of each element left
+/// out: the smallest that is no smaller than the average.
 fn whole_and_forgetful(instance: &Instance) -> [Dense<'static>; 2] {
     let (tokens, weights) = (&instance.activations[0], instance.weights[0].gate());
     let alpha = tokens.global().value() * weights.global().value();

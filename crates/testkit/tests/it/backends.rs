@@ -1,7 +1,7 @@
 //! Every backend that this machine has, over the one list of cases, against the reference.
 //!
-//! A backend for CPUs takes every configuration that is asked for here, for every case. Others (a GPU, the simulator) say what
-//! they can run: what they refuse is left out, and their own candidates are tried in its place.
+//! A backend for CPUs takes every configuration that is asked for here, for every case. Others (a GPU, the simulator)
+//! say what they can run: what they refuse is left out, and their own candidates are tried in its place.
 
 use format::Dense;
 use hammerhead::{Backend, Engine, Error, Options, Plan, Problem, Request, Strategy, cpu};
@@ -32,8 +32,8 @@ fn compute(engine: &Engine, instance: &Instance) -> Vec<Dense<'static>> {
     shapes.iter().zip(results).map(|(s, values)| Dense::new(s.m, s.n, values, 1.0).unwrap()).collect()
 }
 
-/// The requests that a backend is tried with: all of `wanted` on a CPU; elsewhere those that are granted, and some of the
-/// backend's own candidates.
+/// The requests that a backend is tried with: all of `wanted` on a CPU; elsewhere those that are granted, and some of
+/// the backend's own candidates.
 fn tried(backend: &'static dyn Backend, problem: &Problem, wanted: &[Request]) -> Vec<Request> {
     if backend.layout() == cpu::LAYOUT {
         return wanted.to_vec();
@@ -49,7 +49,8 @@ fn tried(backend: &'static dyn Backend, problem: &Problem, wanted: &[Request]) -
     wanted.iter().copied().chain(own).filter(granted).collect()
 }
 
-/// The one tester: this case, this seed, each backend in each of the ways that it grants. What is right is computed once for all.
+/// The one tester: this case, this seed, each backend in each of the ways that it grants. What is right is computed
+/// once for all.
 fn assert_correct(case: &Case, seed: u64, backends: &[&'static dyn Backend], wanted: &[Request]) {
     let problem = case.computed_problem().unwrap();
     let instance = case.instance(seed).unwrap();
@@ -75,8 +76,8 @@ fn assert_correct(case: &Case, seed: u64, backends: &[&'static dyn Backend], wan
     }
 }
 
-/// A quarter of the requests beside the plain one, which every case gets: every fourth case meets the same. `hammerhead verify --suite edge` has
-/// every case meet all of them.
+/// A quarter of the requests beside the plain one, which every case gets: every fourth case meets the same. `hammerhead
+/// verify --suite edge` has every case meet all of them.
 fn quarter(requests: &[Request], case: usize) -> Vec<Request> {
     let (plain, others) = requests.split_at(1);
     let others = others.iter().enumerate().filter(|(index, _)| (index + case).is_multiple_of(4));

@@ -71,7 +71,8 @@ fn own(rng: &mut Rng) -> Own {
     })
 }
 
-/// Problems from one token to whatever `Problem` allows, alone and in groups whose sizes have nothing to do with each other.
+/// Problems from one token to whatever `Problem` allows, alone and in groups whose sizes have nothing to do with each
+/// other.
 fn problem(rng: &mut Rng) -> Problem {
     let gate = Gate::ALL[rng.usize(..Gate::ALL.len())];
     loop {

@@ -1,5 +1,5 @@
-//! The kernels that expand tokens, in the simulator: to the bit what the format says, whatever the numbers, the lengths, the
-//! places in memory and the schedule, and never before the preceding kernel has ended.
+//! The kernels that expand tokens, in the simulator: to the bit what the format says, whatever the numbers, the
+//! lengths, the places in memory and the schedule, and never before the preceding kernel has ended.
 
 use format::Matrix;
 use gpu::expand::{Float, PARTS, TokenForm};

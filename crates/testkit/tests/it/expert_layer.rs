@@ -1,4 +1,5 @@
-//! Whole layers of experts in the simulator, all launches one after another as a queue has them, against double precision.
+//! Whole layers of experts in the simulator, all launches one after another as a queue has them, against double
+//! precision.
 
 use bytemuck::cast_slice;
 use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
@@ -312,8 +313,8 @@ fn from_logits_the_routing_of_few_tokens_and_of_many_is_the_same() {
     }
 }
 
-/// Batches with a token in them: alone; behind others, to the same experts and to others; and before so many that tiles are as large as they get.
-/// The token's place, and all tokens' experts.
+/// Batches with a token in them: alone; behind others, to the same experts and to others; and before so many that tiles
+/// are as large as they get. The token's place, and all tokens' experts.
 fn companies(experts: i32) -> [(usize, Vec<i32>); 4] {
     let other = |t: i32| [t % experts, (t + 1) % experts];
     let with = |before: i32, behind: i32| (0..before).flat_map(other).chain([1, 0]).chain((0..behind).flat_map(other));
@@ -379,8 +380,8 @@ fn nobody_shares_k_in_layers_that_are_batch_invariant_however_many_tokens_there_
     }
 }
 
-/// What the products have that those of other problems have not: the layout is fetched, experts are found in it, and sums are finished with
-/// numbers of the expert's and of the row's. The rest is broken in `mutations`.
+/// What the products have that those of other problems have not: the layout is fetched, experts are found in it, and
+/// sums are finished with numbers of the expert's and of the row's. The rest is broken in `mutations`.
 #[test]
 fn mutants_of_what_is_peculiar_to_experts_are_caught() {
     FAMILIES.into_iter().for_each(mutants_are_caught);

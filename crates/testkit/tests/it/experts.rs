@@ -1,5 +1,6 @@
-//! The kernels of a layer of experts in the simulator: routing, sorting and combining, against plain Rust, under schedules that are as
-//! awkward as the machine's rules allow; and broken in every way that the simulator's nursery knows.
+//! The kernels of a layer of experts in the simulator: routing, sorting and combining, against plain Rust, under
+//! schedules that are as awkward as the machine's rules allow; and broken in every way that the simulator's nursery
+//! knows.
 
 use gpu::KernelSpec;
 use gpu::expand::Float;
@@ -148,8 +149,8 @@ const ROUTINGS: [RouteSpec; 6] = [
     RouteSpec { experts: 160, top: 22, score: Score::Sigmoid, renormalised: true, corrected: true, grouped: None },
 ];
 
-/// A routing of these logits. Choices by scores are made in single precision here and in double there, so logits are whole
-/// numbers or far apart.
+/// A routing of these logits. Choices by scores are made in single precision here and in double there, so logits are
+/// whole numbers or far apart.
 fn routing(spec: RouteSpec, logits: Vec<f32>) -> Trial {
     let experts = spec.experts as usize;
     let tokens = logits.len() / experts;
@@ -364,8 +365,8 @@ fn scattered(experts: u32, top: u32, tokens: usize, seed: u64) -> Vec<i64> {
     (0..tokens).flat_map(token).collect()
 }
 
-/// Everything that a routing may be: scattered, all to one expert, none at all, ids out of range, more experts than blocks, more
-/// entries than a warp has lanes, a last block with fewer tokens.
+/// Everything that a routing may be: scattered, all to one expert, none at all, ids out of range, more experts than
+/// blocks, more entries than a warp has lanes, a last block with fewer tokens.
 fn routings() -> Vec<(&'static str, Given)> {
     let strange = [-1, 4, i64::from(i32::MIN), 0, 3, 3, 7, 1, 0, i64::from(i32::MAX), -5, 0];
     let mut wide = strange;
@@ -585,7 +586,8 @@ fn combining(spec: CombineSpec, inverse: &[u32], columns: usize) -> Trial {
     let inverse: Vec<u32> = inverse.iter().map(|&row| if row == AWAY { NOBODY } else { row }).collect();
     let (top, tokens) = (spec.top as usize, inverse.len() / spec.top as usize);
     let rows = inverse.iter().filter(|&&row| row != NOBODY).count();
-    // Whole numbers and powers of two, so that sums are exact and an order that differs would not show; the order is another test's.
+    // Whole numbers and powers of two, so that sums are exact and an order that differs would not show; the order is
+    // another test's.
     let value = |at: usize| ((at * 7) % 33) as f32 - 16.0;
     let weights: Vec<f32> = (0..inverse.len()).map(|at| [0.5, 2.0, -1.0][at % 3]).collect();
     let mut gpu = device();

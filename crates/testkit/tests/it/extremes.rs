@@ -1,5 +1,5 @@
-//! Tokens at the ends of f32's range, on every CPU backend: the sums are small whole numbers of some quantum, so each result
-//! is known exactly, and nothing is forgiven.
+//! Tokens at the ends of f32's range, on every CPU backend: the sums are small whole numbers of some quantum, so each
+//! result is known exactly, and nothing is forgiven.
 
 use format::{Dense, Matrix, Values};
 use half::{bf16, f16};

@@ -1,4 +1,5 @@
-//! The model from first principles against what an H200 was measured to take: as far off as docs/blackwell.md says, and no further.
+//! The model from first principles against what an H200 was measured to take: as far off as docs/blackwell.md says, and
+//! no further.
 
 use gpu::facts::Facts;
 use gpu::families::sm90::Sm90;

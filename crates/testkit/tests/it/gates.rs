@@ -1,7 +1,8 @@
 //! Every gate at the ends of f32's range, through real sums, on every backend that this machine has.
 //!
-//! A token holds a gate value and an up value and the weights pick them out, one pair per group, so that the sums are exact and
-//! what is judged is the scaling, the gate and the cast. Values beyond what activations should hold come from α.
+//! A token holds a gate value and an up value and the weights pick them out, one pair per group, so that the sums are
+//! exact and what is judged is the scaling, the gate and the cast. Values beyond what activations should hold come from
+//! α.
 
 use format::{Dense, Matrix};
 use hammerhead::{Activation, Engine, Gate, Options, Output, Problem, Request, Shape, Target, Weights, backends, cpu};

@@ -1,5 +1,5 @@
-//! The gate's arithmetic as instructions, in the simulator, over sums that no matrix product makes on demand: zeros of both
-//! signs, subnormal numbers, the ends of f32's range, infinities and NaN, in the gate value and in the up value.
+//! The gate's arithmetic as instructions, in the simulator, over sums that no matrix product makes on demand: zeros of
+//! both signs, subnormal numbers, the ends of f32's range, infinities and NaN, in the gate value and in the up value.
 
 use hammerhead::Gate;
 
@@ -9,7 +9,8 @@ use gpu::{KernelSpec, join};
 use sim::{Arg, Gpu, Limits, Schedule};
 
 const MAGNITUDES: [f32; 11] = [0.0, 1e-41, 1e-30, 0.7, 7.5, 90.0, 1.6e13, 3e30, 2.5e38, f32::INFINITY, f32::NAN];
-/// What the gate may be off by, in units of 2⁻²⁴ and as an absolute number: the sigmoid's end at −87, before the up value.
+/// What the gate may be off by, in units of 2⁻²⁴ and as an absolute number: the sigmoid's end at −87, before the up
+/// value.
 const RELATIVE: f64 = 600.0;
 const ABSOLUTE: f64 = 2.1e-36;
 /// What SiLU states of itself in the same units: eight roundings, and one of the product with the up value.
@@ -68,7 +69,8 @@ fn gates_are_right_at_the_ends_of_the_range_and_pass_nan_on() {
 
 #[test]
 fn silu_is_as_exact_as_it_states_wherever_its_exponential_is_a_number() {
-    // Off the grid of what is exact in few bits. A rounding of the exponential's argument moves the result by as many as the argument is.
+    // Off the grid of what is exact in few bits. A rounding of the exponential's argument moves the result by as many
+    // as the argument is.
     let values = (-8700..=8800).map(|step: i16| f32::from(step) * 0.009_973);
     let pairs: Vec<[f32; 2]> = values.map(|value| [value, 1.25]).collect();
     for gate in [Gate::Silu, Gate::SiluLimited { limit: 10.0 }] {

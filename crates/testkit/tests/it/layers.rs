@@ -393,7 +393,8 @@ fn an_nvfp4_intermediate_is_the_quantiser_of_the_format_to_the_bit() {
     assert!(bits(&mlp.run(&engine, &instance.tokens, Output::F32).unwrap()) == bits(&expected));
 }
 
-/// A layer with everything that a file must keep: biases, input scales, a shared expert with its vector, groups and a correction.
+/// A layer with everything that a file must keep: biases, input scales, a shared expert with its vector, groups and a
+/// correction.
 fn everything(instance: &Instance) -> ExpertWeights<'_> {
     let weights = instance.weights().unwrap();
     let scale = |width: usize| (0..width).map(|i| 0.5 + (i % 5) as f32).collect::<Vec<f32>>();

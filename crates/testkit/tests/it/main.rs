@@ -1,4 +1,5 @@
-//! Every backend under the one tester, one file per subject. One program, because linking one per file took longer than running them.
+//! Every backend under the one tester, one file per subject. One program, because linking one per file took longer than
+//! running them.
 
 mod adverse;
 mod assembling;

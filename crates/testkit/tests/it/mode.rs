@@ -1,4 +1,5 @@
-//! A caller whose thread flushes subnormal numbers or rounds otherwise gets the same bits as any other, and its mode back.
+//! A caller whose thread flushes subnormal numbers or rounds otherwise gets the same bits as any other, and its mode
+//! back.
 #![cfg(target_arch = "x86_64")]
 
 use std::arch::asm;
@@ -7,8 +8,8 @@ use format::Values;
 use hammerhead::{Activation, Activations, Backend, Engine, Gate, Options, Output, Request, Strategy, cpu};
 use hammerhead_testkit::cases::{self, Case, Inputs, Suite};
 
-/// MXCSR as a process starts, and what callers may have made of it: subnormal numbers flushed when written, when read, both,
-/// and the other three ways to round.
+/// MXCSR as a process starts, and what callers may have made of it: subnormal numbers flushed when written, when read,
+/// both, and the other three ways to round.
 const DEFAULT: u32 = 0x1F80;
 const MODES: [u32; 6] = [0x9F80, 0x1FC0, 0x9FC0, 0x3F80, 0x5F80, 0x7F80];
 
@@ -20,13 +21,13 @@ fn mode() -> u32 {
 }
 
 fn set_mode(value: u32) {
-    // SAFETY: the instruction reads the four bytes of `value`, which has no reserved bit set. Between a change and its undoing
-    // this file only calls the engine, which is what is tested.
+    // SAFETY: the instruction reads the four bytes of `value`, which has no reserved bit set. Between a change and its
+    // undoing this file only calls the engine, which is what is tested.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &value, options(nostack, preserves_flags)) };
 }
 
-/// What a thread of that mode gets for its results, as bits, and the mode that it is left in. The engine is made there too,
-/// so its threads inherit the mode.
+/// What a thread of that mode gets for its results, as bits, and the mode that it is left in. The engine is made there
+/// too, so its threads inherit the mode.
 fn bits_in(mode_of_caller: u32, backend: &str, request: Request, instance: &cases::Instance) -> (String, u32) {
     let run = || {
         set_mode(mode_of_caller);

@@ -1,7 +1,7 @@
 //! The GPU's kernels in the simulator, against the reference, on odd shapes under several schedules.
 //!
-//! Results over whole numbers are exact whatever the order of sums, so those are compared to the bit; the others under the
-//! derived bound.
+//! Results over whole numbers are exact whatever the order of sums, so those are compared to the bit; the others under
+//! the derived bound.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,8 @@ fn simulator(name: &str, schedule: Schedule) -> Simulated {
     Simulated::by_name(name).expect("a family's simulator").under(schedule)
 }
 
-/// What a simulated GPU makes of an instance, in poisoned memory. Input scales are multiplied with on the device, as a queue does.
+/// What a simulated GPU makes of an instance, in poisoned memory. Input scales are multiplied with on the device, as a
+/// queue does.
 fn simulate(instance: &Instance, (name, request): (&str, &str), schedule: Schedule) -> Vec<Dense<'static>> {
     let backend: &'static dyn Backend = Box::leak(Box::new(simulator(name, schedule)));
     let request: Request = request.parse().unwrap();
@@ -78,8 +79,8 @@ fn check(case: &Case, (name, request): (&str, &str), schedule: Schedule) {
 /// A request, and the sizes of groups.
 type Way = (&'static str, &'static [(usize, usize, usize)]);
 
-/// Every way of putting the phases together, each with a problem that reaches its corners: tokens, columns and K beyond the
-/// last tile, more stages than steps and fewer, several tiles per block.
+/// Every way of putting the phases together, each with a problem that reaches its corners: tokens, columns and K beyond
+/// the last tile, more stages than steps and fewer, several tiles per block.
 const WAYS: [Way; 39] = [
     ("strategy=interleaved,tile=8x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(9, 40, 208)]),
     ("strategy=interleaved,tile=8x32,depth=256,stages=4,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
@@ -134,8 +135,9 @@ const WAYS: [Way; 39] = [
     ("strategy=interleaved,tile=16x64,depth=64,stages=2,epilogue=staged,schedule=split-k", &[(9, 2248, 144)]),
 ];
 
-/// The same for the kernels of GPUs since Ampere: warps along columns and along k, one, two and four fragments each, a last eight
-/// tokens that are not half of sixteen, tiles of columns that are no whole chunks, units and stages beyond the end.
+/// The same for the kernels of GPUs since Ampere: warps along columns and along k, one, two and four fragments each, a
+/// last eight tokens that are not half of sixteen, tiles of columns that are no whole chunks, units and stages beyond
+/// the end.
 const AMPERE_WAYS: [Way; 26] = [
     ("strategy=interleaved,tile=8x32,depth=64,stages=3,epilogue=direct,schedule=tile", &[(9, 40, 208)]),
     ("strategy=interleaved,tile=8x8,depth=256,stages=3,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
@@ -171,8 +173,8 @@ const AMPERE_WAYS: [Way; 26] = [
     ("strategy=interleaved,tile=48x64,depth=128,stages=3,epilogue=staged,schedule=tile", &[(49, 72, 1104)]),
 ];
 
-/// What is different where tensor cores take NVFP4 itself: one eight of tokens, a last four of which there are one, two or three, more than four,
-/// every number of fragments, warps along k, passes and blocks that share k.
+/// What is different where tensor cores take NVFP4 itself: one eight of tokens, a last four of which there are one, two
+/// or three, more than four, every number of fragments, warps along k, passes and blocks that share k.
 const DESKTOP_WAYS: [Way; 9] = [
     ("strategy=interleaved,tile=8x8,depth=256,stages=3,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
     ("strategy=interleaved,tile=16x24,depth=128,stages=3,epilogue=direct,schedule=persistent", &[(17, 72, 336)]),
@@ -188,8 +190,9 @@ const DESKTOP_WAYS: [Way; 9] = [
     ("strategy=ping-pong,tile=16x32,depth=128,stages=3,epilogue=direct,schedule=split-k", &[(17, 40, 592)]),
 ];
 
-/// The same for data-centre Blackwell: tokens as rows and as columns of multiplications, scale blocks that tiles share, tiles cut alike,
-/// more stages than slabs and fewer, units of a slab and rows of a block beyond the end, rows of C that are whole sixteens of bytes and not.
+/// The same for data-centre Blackwell: tokens as rows and as columns of multiplications, scale blocks that tiles share,
+/// tiles cut alike, more stages than slabs and fewer, units of a slab and rows of a block beyond the end, rows of C
+/// that are whole sixteens of bytes and not.
 const BLACKWELL_WAYS: [Way; 28] = [
     ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(3, 9, 16)]),
     ("strategy=interleaved,tile=8x128,depth=256,stages=2,epilogue=direct,schedule=tile", &[(11, 137, 592)]),

@@ -1,5 +1,5 @@
-//! The kernels for GPUs since Ampere as they are printed: legal in every size that a plan may choose, and assembled without spills for
-//! the chips that run them.
+//! The kernels for GPUs since Ampere as they are printed: legal in every size that a plan may choose, and assembled
+//! without spills for the chips that run them.
 
 use gpu::experts::For;
 use gpu::experts::between::{BetweenSpec, Form};
@@ -110,7 +110,8 @@ fn every_kernel_assembles_without_spills() {
     assert_assemble(all, &["sm_80", "sm_86", "sm_89", "sm_90"]);
 }
 
-/// The kernels of layers of experts, within the shared memory of an RTX GPU: few tokens and many, of every type, and what is around the products.
+/// The kernels of layers of experts, within the shared memory of an RTX GPU: few tokens and many, of every type, and
+/// what is around the products.
 fn expert_kernels(target: Target) -> Vec<KernelSpec> {
     let layer = LayerShape { experts: 256, top: 8, hidden: 7168, inner: 2048, biased: true, ..PLAIN };
     let family = families::ALL.into_iter().find(|family| family.target() == target).expect("a family");

@@ -1,6 +1,8 @@
-//! A small Qwen3-MoE, written twice over the same candle code: with our layers, and with candle's own over weights that are expanded to f32.
+//! A small Qwen3-MoE, written twice over the same candle code: with our layers, and with candle's own over weights that
+//! are expanded to f32.
 //!
-//! The expansion shares no code with ours: candle reads the file, and a table of sixteen numbers says what a code means.
+//! The expansion shares no code with ours: candle reads the file, and a table of sixteen numbers says what a code
+//! means.
 
 use std::collections::HashMap;
 

@@ -56,8 +56,8 @@ pub fn cpu_backends() -> Vec<&'static str> {
     backends().into_iter().filter(on_cpu).collect()
 }
 
-/// The strategies that a backend is tried with, and a tile that cuts a problem: all of them on the CPU, and on GPUs those that
-/// do with one schedule.
+/// The strategies that a backend is tried with, and a tile that cuts a problem: all of them on the CPU, and on GPUs
+/// those that do with one schedule.
 pub fn strategies(backend: &str) -> (&'static [&'static str], &'static str) {
     if cpu_backends().contains(&backend) {
         return (&["two-pass", "sequential", "interleaved", "ping-pong"], ",tile=16x32,depth=64,stages=3");

@@ -1,10 +1,12 @@
-//! Tokens in slabs, made on the device: codes, as they come, are copied to where the tensor cores want them, and so are their scales.
+//! Tokens in slabs, made on the device: codes, as they come, are copied to where the tensor cores want them, and so are
+//! their scales.
 //!
 //! Nothing is dequantised. What `slabs` says of weights holds of tokens; but that tiles of C, not blocks of 128 rows,
 //! have scale blocks of their own, so that a tile may begin at any multiple of eight tokens.
 //!
-//! A thread takes 64 of k of one token: 32 bytes of codes and four scales. A block takes a slab of 32 tokens of a tile, and four blocks
-//! the slab of a tile, also where it has fewer tokens: all scales of a tile are copied, so all of them are written.
+//! A thread takes 64 of k of one token: 32 bytes of codes and four scales. A block takes a slab of 32 tokens of a tile,
+//! and four blocks the slab of a tile, also where it has fewer tokens: all scales of a tile are copied, so all of them
+//! are written.
 
 use ptx::instr::Width;
 use ptx::{Addr, Builder, Error, Global, Kernel, LaunchBounds, ParamTable, Reg, SpecialRegister, Target, U32, U64};
@@ -104,8 +106,8 @@ struct Place {
     unit: Reg<U32>,
 }
 
-/// Builds the kernel. Its arguments, in order: the table of groups (addresses are those of codes, scales and slabs; tiles are blocks of
-/// this kernel), and the number of blocks.
+/// Builds the kernel. Its arguments, in order: the table of groups (addresses are those of codes, scales and slabs;
+/// tiles are blocks of this kernel), and the number of blocks.
 pub fn kernel(config: ArrangeSpec) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let mut k = Builder::new("arrange", config.target, launch);

@@ -1,13 +1,16 @@
-//! Data-centre Blackwell (B200, B300; compute capabilities 10.0 and 10.3): products on `tcgen05`, NVFP4 by NVFP4 without dequantising.
+//! Data-centre Blackwell (B200, B300; compute capabilities 10.0 and 10.3): products on `tcgen05`, NVFP4 by NVFP4
+//! without dequantising.
 //!
-//! It has not run on silicon: there is no such GPU here. The kernels are assembled by NVIDIA's assembler and run in the simulator.
+//! It has not run on silicon: there is no such GPU here. The kernels are assembled by NVIDIA's assembler and run in the
+//! simulator.
 //!
-//! `slabs` is the layout of tokens and weights; `arrange` brings tokens into it; `kernel` is the products; `choice` says which
-//! kernel a configuration means, `model` which are legal and what they should cost, `multiply` what the kernels are to launches.
+//! `slabs` is the layout of tokens and weights; `arrange` brings tokens into it; `kernel` is the products; `choice`
+//! says which kernel a configuration means, `model` which are legal and what they should cost, `multiply` what the
+//! kernels are to launches.
 //!
-//! The four strategies here: *two-pass* is two launches and one that joins their sums; *sequential* goes through k twice; *interleaved*
-//! sums both products at every step of k; *ping-pong* is that with two sets of accumulators, of which one is finished while the other is
-//! summed. *Split-K* leaves the sums of each half to a launch that joins them.
+//! The four strategies here: *two-pass* is two launches and one that joins their sums; *sequential* goes through k
+//! twice; *interleaved* sums both products at every step of k; *ping-pong* is that with two sets of accumulators, of
+//! which one is finished while the other is summed. *Split-K* leaves the sums of each half to a launch that joins them.
 
 pub mod arrange;
 mod choice;

@@ -1,11 +1,12 @@
-//! Configurations that the kernels can run, and what they should cost on a device: from first principles and published microbenchmarks,
-//! since these kernels have not run on silicon. The equations are those of `streams`; here is what Blackwell puts into them.
+//! Configurations that the kernels can run, and what they should cost on a device: from first principles and published
+//! microbenchmarks, since these kernels have not run on silicon. The equations are those of `streams`; here is what
+//! Blackwell puts into them.
 //!
-//! *Tensor cores*: a multiplication of 128 rows × N columns × 64 takes max(N/2, 32 + N/4) cycles, by a pair of blocks max(N/2, 32 + N/6) for
-//! twice the rows (SemiAnalysis, microbench-blackwell: shared memory gives 128 bytes per cycle, and the cores 32,768 FLOP). *L2*: public
-//! notes put what multiprocessors read of it at 13 to 24 TB/s on such GPUs; 17 here. *Memory*: seven eighths of what the data sheet
-//! says, if 64 KB are asked for ahead (the same microbenchmarks). *Pairs*: their stages are passed on one by one. How
-//! far it may be off is said in docs/blackwell.md.
+//! *Tensor cores*: a multiplication of 128 rows × N columns × 64 takes max(N/2, 32 + N/4) cycles, by a pair of blocks
+//! max(N/2, 32 + N/6) for twice the rows (SemiAnalysis, microbench-blackwell: shared memory gives 128 bytes per cycle,
+//! and the cores 32,768 FLOP). *L2*: public notes put what multiprocessors read of it at 13 to 24 TB/s on such GPUs; 17
+//! here. *Memory*: seven eighths of what the data sheet says, if 64 KB are asked for ahead (the same microbenchmarks).
+//! *Pairs*: their stages are passed on one by one. How far it may be off is said in docs/blackwell.md.
 
 use op::{Activation, Config, Cost, Epilogue, Own, Problem, Result, Schedule, Strategy, Tile};
 
@@ -24,8 +25,8 @@ const RATES: Rates = Rates { cache_bytes_per_cycle: 10_000.0, in_flight: 64e3 };
 /// Cycles per stage in which the second block of a pair hears of it and tells the first: an arrival that publishes to
 /// the cluster took an H200 316 of them, a wait before it 14 (benchmarks/h200/silicon.cu).
 const PASS_ON: f64 = 330.0;
-/// Cycles of a tile's way to C per accumulator and thread of it, and what of that is left to do where gate was ahead: reading, two factors,
-/// a product, rounding and storing, some four instructions per value of a warp.
+/// Cycles of a tile's way to C per accumulator and thread of it, and what of that is left to do where gate was ahead:
+/// reading, two factors, a product, rounding and storing, some four instructions per value of a warp.
 const FINISH_COLUMN: f64 = 14.0;
 const FINISH_UP: f64 = 4.0;
 /// The most rows whose slabs are counted in 32 bits.
@@ -137,7 +138,8 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
     Ok(streams.phases())
 }
 
-/// Cycles of up's products behind the last of gate's; and of those the ones that could have been done before the last bytes came, but for gate.
+/// Cycles of up's products behind the last of gate's; and of those the ones that could have been done before the last
+/// bytes came, but for gate.
 fn up_behind(kernel: &TensorMultiplySpec, problem: &Problem) -> [f64; 2] {
     let longest = problem.groups().iter().map(|shape| shape.k).max().unwrap_or(0);
     let tokens = problem.groups().iter().map(|shape| kernel.cut(shape.m.max(1) as u32).1).max().unwrap_or(1);
@@ -149,8 +151,8 @@ fn up_behind(kernel: &TensorMultiplySpec, problem: &Problem) -> [f64; 2] {
     }
 }
 
-/// Cycles of one matrix's multiplication of 64 of k, of tiles of so many tokens: with both operands from shared memory, and with tokens from the
-/// collector, where they are rows and have just met the other matrix.
+/// Cycles of one matrix's multiplication of 64 of k, of tiles of so many tokens: with both operands from shared memory,
+/// and with tokens from the collector, where they are rows and have just met the other matrix.
 fn matrix_cycles(kernel: &TensorMultiplySpec, tokens: u32) -> [f64; 2] {
     let width = f64::from(if kernel.swapped() { tokens } else { kernel.columns });
     let each = (width / 2.0).max(32.0 + width / if kernel.paired() { 6.0 } else { 4.0 });
@@ -175,7 +177,8 @@ fn multiplication_cycles(kernel: &TensorMultiplySpec, tokens: u32, units: f64) -
     (units - apart) * (each + again) + apart * 2.0 * each
 }
 
-/// Bytes that a block reads per 64 of k, of tiles of so many tokens. Weights are codes also where they are dequantised on the way.
+/// Bytes that a block reads per 64 of k, of tiles of so many tokens. Weights are codes also where they are dequantised
+/// on the way.
 fn unit_bytes(kernel: &TensorMultiplySpec, tokens: u32) -> f64 {
     let [token_bytes, weight_bytes, scale_bytes] = kernel.stage_bytes().map(f64::from);
     let token_bytes =

@@ -1,4 +1,5 @@
-//! A problem's products as launches: NVFP4 tokens are brought into slabs, then multiplied; others are multiplied as they are.
+//! A problem's products as launches: NVFP4 tokens are brought into slabs, then multiplied; others are multiplied as
+//! they are.
 
 use op::{Problem, Schedule, Shape};
 use ptx::Target;
@@ -92,7 +93,8 @@ pub(super) fn arranged_bytes(problem: &Problem, kernel: &TensorMultiplySpec) -> 
     slab_strides(problem, kernel).sum()
 }
 
-/// The launches that bring every group's tokens into slabs from an address on, and the operands with those in place of tokens.
+/// The launches that bring every group's tokens into slabs from an address on, and the operands with those in place of
+/// tokens.
 pub(super) fn arrange(
     problem: &Problem,
     kernel: &TensorMultiplySpec,

@@ -3,16 +3,18 @@
 //! A *slab* is 256 of k of all rows, and slabs follow each other along k, padded with zeros at the edges:
 //!
 //! ```text
-//! codes   for every row 128 bytes as a checkpoint has them, sixteen-byte pieces permuted as the 128-byte swizzle has them in shared memory
-//! scales  for every tile of 128 rows (of tokens: for every tile of C), and every 64 of k, 512 bytes: four scales of a row at
-//!         16 · (row mod 32) + 4 · (row / 32), the blocked layout that NVIDIA's libraries share
+//! codes   for every row 128 bytes as a checkpoint has them, sixteen-byte pieces permuted as the 128-byte swizzle
+//!         has them in shared memory
+//! scales  for every tile of 128 rows (of tokens: for every tile of C), and every 64 of k, 512 bytes: four scales
+//!         of a row at 16 · (row mod 32) + 4 · (row / 32), the blocked layout that NVIDIA's libraries share
 //! ```
 //!
-//! So any rows that begin at a multiple of eight are one plain copy, and lie in shared memory as the multiplication wants them.
+//! So any rows that begin at a multiple of eight are one plain copy, and lie in shared memory as the multiplication
+//! wants them.
 //!
-//! The tensor cores take scales for unsigned. A negative one is made positive here and its sign given to the codes of its block. A scale
-//! over codes that are all zero becomes zero: then no scale is more than twice what it scales, which the bound of the
-//! arithmetic ([`op::Arithmetic`]) rests on.
+//! The tensor cores take scales for unsigned. A negative one is made positive here and its sign given to the codes of
+//! its block. A scale over codes that are all zero becomes zero: then no scale is more than twice what it scales, which
+//! the bound of the arithmetic ([`op::Arithmetic`]) rests on.
 
 use format::{BLOCK, Matrix};
 use op::Team;

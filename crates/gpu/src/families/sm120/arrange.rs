@@ -1,9 +1,10 @@
 //! NVFP4 tokens in the order in which `mma.sync` with block scales reads them: the codes stay codes.
 //!
-//! Tokens come row by row, k/2 bytes of codes and k/16 of scales in each, and neither rows nor scales begin where a copy of sixteen bytes may.
-//! Here they become *strips* of 8 rows × 64 of k, `[⌈m/8⌉][⌈k/64⌉]` of them one after another: 256 bytes of codes, for each lane its two
-//! words, and the 8 rows' words of scales. That is a quarter of a chunk of weights, in the same order ([`crate::pack`]). Rows beyond m and
-//! columns beyond k are zeros. A negative scale is made positive and its sign given to the codes, since tensor cores take scales without one.
+//! Tokens come row by row, k/2 bytes of codes and k/16 of scales in each, and neither rows nor scales begin where a
+//! copy of sixteen bytes may. Here they become *strips* of 8 rows × 64 of k, `[⌈m/8⌉][⌈k/64⌉]` of them one after
+//! another: 256 bytes of codes, for each lane its two words, and the 8 rows' words of scales. That is a quarter of a
+//! chunk of weights, in the same order ([`crate::pack`]). Rows beyond m and columns beyond k are zeros. A negative
+//! scale is made positive and its sign given to the codes, since tensor cores take scales without one.
 //!
 //! A thread makes one row of one strip. All groups are one launch, as many as the table of groups holds.
 
@@ -46,7 +47,8 @@ impl Spec for ArrangeSpec {
     }
 }
 
-/// The launches that arrange all groups' tokens, each to its place: a group has a shape, where its tokens are, and an address.
+/// The launches that arrange all groups' tokens, each to its place: a group has a shape, where its tokens are, and an
+/// address.
 pub(super) fn launches(target: Target, groups: &[(Shape, GroupOperands, u64)]) -> Vec<Launch> {
     groups.chunks(MOST_GROUPS).map(|groups| launch(target, groups)).collect()
 }
@@ -73,8 +75,8 @@ fn launch(target: Target, groups: &[(Shape, GroupOperands, u64)]) -> Launch {
     Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping, strided: false }
 }
 
-/// Builds the kernel. Its argument is the table of groups: addresses are those of the codes, the scales and the strips, and tiles are
-/// blocks.
+/// Builds the kernel. Its argument is the table of groups: addresses are those of the codes, the scales and the strips,
+/// and tiles are blocks.
 pub fn kernel(config: ArrangeSpec) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let mut k = Builder::new("arrange_nvfp4", config.target, launch);

@@ -1,12 +1,14 @@
-//! Desktop Blackwell (RTX 50, RTX PRO 6000, DGX Spark; compute capability 12.x): NVFP4 tokens on `mma.sync` with block scales, which takes codes and
-//! scales as they are. Simulated and assembled; never run on such a GPU.
+//! Desktop Blackwell (RTX 50, RTX PRO 6000, DGX Spark; compute capability 12.x): NVFP4 tokens on `mma.sync` with block
+//! scales, which takes codes and scales as they are. Simulated and assembled; never run on such a GPU.
 //!
-//! The kernel is that of [`super::sm80`] for another target, and so are choice and model. Weights are packed for tensor cores that take
-//! NVFP4 itself, and 16-bit tokens meet the same weights dequantised in registers. `arrange` brings NVFP4 tokens into the order of weights.
+//! The kernel is that of [`super::sm80`] for another target, and so are choice and model. Weights are packed for tensor
+//! cores that take NVFP4 itself, and 16-bit tokens meet the same weights dequantised in registers. `arrange` brings
+//! NVFP4 tokens into the order of weights.
 //!
-//! Stages are filled with `cp.async`, though these GPUs have a copy engine: with weights packed and tokens arranged in strips of sixteen-byte
-//! pieces, a stage is a handful of copies per thread, all threads compute anyway, and one pipeline serves both families. What the engine
-//! would save, a warp that only copies and the registers of the others, nobody could measure here.
+//! Stages are filled with `cp.async`, though these GPUs have a copy engine: with weights packed and tokens arranged in
+//! strips of sixteen-byte pieces, a stage is a handful of copies per thread, all threads compute anyway, and one
+//! pipeline serves both families. What the engine would save, a warp that only copies and the registers of the others,
+//! nobody could measure here.
 
 mod arrange;
 

@@ -1,13 +1,15 @@
-//! Ampere and everything since (A100, RTX 30 and 40, L40S, and later ones without kernels of their own): products on `mma.sync`,
-//! dequantised in registers, fed by `cp.async`.
+//! Ampere and everything since (A100, RTX 30 and 40, L40S, and later ones without kernels of their own): products on
+//! `mma.sync`, dequantised in registers, fed by `cp.async`.
 //!
-//! The kernels are assembled for compute capability 8.0 and so run on every later GPU; they read the weights that Hopper's read.
-//! `kernel` is the products, `experts` says which of them serve layers of experts; `choice` says which kernel a configuration means, `model` which are legal on a device and what they should
-//! cost there, `multiply` what the kernel is to launches.
+//! The kernels are assembled for compute capability 8.0 and so run on every later GPU; they read the weights that
+//! Hopper's read. `kernel` is the products, `experts` says which of them serve layers of experts; `choice` says which
+//! kernel a configuration means, `model` which are legal on a device and what they should cost there, `multiply` what
+//! the kernel is to launches.
 //!
-//! The four strategies here: *two-pass* is two launches and one that joins their sums; *sequential* goes through k twice; *interleaved*
-//! has gate and up in one fragment; *ping-pong* is that with two blocks on a multiprocessor, of which one finishes while the other
-//! multiplies. *Split-K* leaves the sums of each half to a launch that joins them: there are no clusters to meet in.
+//! The four strategies here: *two-pass* is two launches and one that joins their sums; *sequential* goes through k
+//! twice; *interleaved* has gate and up in one fragment; *ping-pong* is that with two blocks on a multiprocessor, of
+//! which one finishes while the other multiplies. *Split-K* leaves the sums of each half to a launch that joins them:
+//! there are no clusters to meet in.
 
 pub(super) mod choice;
 pub mod experts;

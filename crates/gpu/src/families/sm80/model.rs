@@ -1,11 +1,13 @@
 //! Configurations that the kernels can run on a device, and what they should cost there.
 //!
-//! Arithmetic on rates of the device. Per unit of 64 of k a block takes as long as the tensor cores and a good half of all other
-//! instructions (dequantisation before all) one after the other, or as shared memory, from which each warp reads all tokens: so an H200
-//! was measured, in whichever order the instructions stand; longer where so few warps are there that they do not hide each other's waits. A tile
-//! is that many units, and some cycles to fill the pipeline and to finish. Tiles are dealt to multiprocessors in waves. Weights come from memory
-//! once, fast if enough bytes are asked for ahead. The larger of the two times, a part of the smaller, and what launching takes, is the prediction.
-//! It has to rank: an H200's times are mostly within a tenth of it, and what it finds cheapest is within four percent of the best.
+//! Arithmetic on rates of the device. Per unit of 64 of k a block takes as long as the tensor cores and a good half of
+//! all other instructions (dequantisation before all) one after the other, or as shared memory, from which each warp
+//! reads all tokens: so an H200 was measured, in whichever order the instructions stand; longer where so few warps are
+//! there that they do not hide each other's waits. A tile is that many units, and some cycles to fill the pipeline and
+//! to finish. Tiles are dealt to multiprocessors in waves. Weights come from memory once, fast if enough bytes are
+//! asked for ahead. The larger of the two times, a part of the smaller, and what launching takes, is the prediction. It
+//! has to rank: an H200's times are mostly within a tenth of it, and what it finds cheapest is within four percent of
+//! the best.
 
 use op::{Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy, Tile};
 
@@ -26,12 +28,13 @@ const DEQUANTISE_WIDE: f64 = 26.0;
 /// The same from plain codes.
 const DEQUANTISE_PLAIN: f64 = 30.0;
 const SLICE: f64 = 13.0;
-/// How many times as fast codes are multiplied as halves, and instructions per unit to read a fragment and eight tokens of codes. Not measured:
-/// the rates that are published for an RTX 5090.
+/// How many times as fast codes are multiplied as halves, and instructions per unit to read a fragment and eight tokens
+/// of codes. Not measured: the rates that are published for an RTX 5090.
 const CODES_RATE: f64 = 8.0;
 const CODES_FRAGMENT: f64 = 5.0;
 const CODES_EIGHT: f64 = 1.5;
-/// What a piece that is copied costs a warp, in instructions: there are three, and the rest is for the way into shared memory.
+/// What a piece that is copied costs a warp, in instructions: there are three, and the rest is for the way into shared
+/// memory.
 const COPY: f64 = 18.0;
 /// The share of other instructions that is not hidden behind multiplications.
 const UNHIDDEN: f64 = 0.5;

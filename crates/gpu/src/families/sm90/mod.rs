@@ -1,7 +1,8 @@
-//! Hopper (H100, H200, GH200; compute capability 9.0): products on `wgmma`, dequantised in registers, fed by the copy engine.
+//! Hopper (H100, H200, GH200; compute capability 9.0): products on `wgmma`, dequantised in registers, fed by the copy
+//! engine.
 //!
-//! `kernel` is the products in every strategy; `choice` says which kernel a configuration means; `model` which configurations are
-//! legal and what they should cost; `multiply` what the kernel is to launches.
+//! `kernel` is the products in every strategy; `choice` says which kernel a configuration means; `model` which
+//! configurations are legal and what they should cost; `multiply` what the kernel is to launches.
 
 mod choice;
 pub mod experts;

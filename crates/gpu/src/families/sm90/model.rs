@@ -1,12 +1,12 @@
 //! Which configurations the GPU kernels can run, and what they should cost on an H200.
 //!
-//! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in a little
-//! more than T/2 cycles, or in as long as dequantising them takes, about 21 + T/2.8, or in as long as tokens and weights take
-//! from L2. A tile costs that times its blocks of rows and its steps of K, and some cycles to fill the
-//! pipeline and to finish. Tiles are dealt to multiprocessors as the schedule deals them, the longest first, and the busiest
-//! one is the time of the tensor cores. Weights come from memory once, fast if enough bytes are asked for ahead, and tokens
-//! from L2 for every tile. The larger of the two times, and what launching takes, is the prediction; a
-//! launch that begins beside the one before it takes less.
+//! The model is arithmetic on measured rates. A multiprocessor multiplies 64 weight rows, T tokens and 16 of K in a
+//! little more than T/2 cycles, or in as long as dequantising them takes, about 21 + T/2.8, or in as long as tokens and
+//! weights take from L2. A tile costs that times its blocks of rows and its steps of K, and some cycles to fill the
+//! pipeline and to finish. Tiles are dealt to multiprocessors as the schedule deals them, the longest first, and the
+//! busiest one is the time of the tensor cores. Weights come from memory once, fast if enough bytes are asked for
+//! ahead, and tokens from L2 for every tile. The larger of the two times, and what launching takes, is the prediction;
+//! a launch that begins beside the one before it takes less.
 
 use op::{Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy, Tile};
 
@@ -28,8 +28,8 @@ const IN_FLIGHT: f64 = 30e3;
 /// Seconds that a launch takes besides, and how many fewer where its blocks begin while others compute.
 const LAUNCH: f64 = 2.5e-6;
 const OVERLAP: f64 = 1.0e-6;
-/// The share of multiprocessors that must have a block of a launch for the next one to gain from beginning beside it: those without one repeat a tile,
-/// and the next launch loses as much as it would have gained.
+/// The share of multiprocessors that must have a block of a launch for the next one to gain from beginning beside it:
+/// those without one repeat a tile, and the next launch loses as much as it would have gained.
 const NEARLY_ALL: f64 = 0.9;
 /// Cycles until a tile's first multiplication, and from its last one to C; per token for the latter.
 const FILL: f64 = 1900.0;
@@ -57,8 +57,8 @@ const BETWEEN_PARTS: f64 = 15.0;
 const FROM_CACHE: f64 = 50.0;
 /// What a multiplication takes longer when only one warpgroup has some under way.
 const ALONE: f64 = 1.2;
-/// What few tokens take longer where they do not meet gate and up of one block of rows at a time, and where a stage is but one
-/// unit.
+/// What few tokens take longer where they do not meet gate and up of one block of rows at a time, and where a stage is
+/// but one unit.
 const FEW_APART: f64 = 1.3;
 const FEW_SHALLOW: f64 = 1.15;
 
@@ -66,8 +66,8 @@ const FEW_SHALLOW: f64 = 1.15;
 const TOKENS: [usize; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256];
 const BLOCKS: [usize; 4] = [1, 2, 3, 4];
 
-/// Every configuration worth trying, with as many stages as there is room for: on a multiprocessor of its own, and beside
-/// another block.
+/// Every configuration worth trying, with as many stages as there is room for: on a multiprocessor of its own, and
+/// beside another block.
 pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     let mut configs = Vec::new();
     let longest = problem.groups().iter().map(|shape| shape.m).max().unwrap_or(0);
@@ -94,8 +94,8 @@ pub(super) fn candidates(problem: &Problem, facts: &Facts) -> Vec<Config> {
     configs
 }
 
-/// The configuration with as many stages as fit, so many blocks being on a multiprocessor, but no more than hide a copy's
-/// latency, if enough do.
+/// The configuration with as many stages as fit, so many blocks being on a multiprocessor, but no more than hide a
+/// copy's latency, if enough do.
 fn deepest(problem: &Problem, config: Config, resident: u32, facts: &Facts) -> Option<Config> {
     let most = if config.tile.tokens <= 32 { 14 } else { 6 };
     let least = match config.depth {
@@ -180,10 +180,12 @@ fn price(
     }
 }
 
-/// Of L2, NVIDIA says 5120 bytes per cycle of GA100, and no more of GH100; what must be in flight is what memory gives in a microsecond.
+/// Of L2, NVIDIA says 5120 bytes per cycle of GA100, and no more of GH100; what must be in flight is what memory gives
+/// in a microsecond.
 const RATES: Rates = Rates { cache_bytes_per_cycle: 5120.0, in_flight: 32e3 };
 
-/// What a configuration should take from first principles: tensor cores take 4096 operations per cycle, and dequantising is not looked at.
+/// What a configuration should take from first principles: tensor cores take 4096 operations per cycle, and
+/// dequantising is not looked at.
 pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Phase>, String> {
     let (kernel, _) = legal(problem, config)?;
     let workspace = cut::workspace_bytes(problem, config, 1);

@@ -51,9 +51,9 @@ impl MultiplyKernel for MultiplySpec {
     }
 }
 
-/// Whether a launch that needs so many blocks has one for each multiprocessor. Where a multiprocessor holds two blocks, one is to
-/// be of this launch and one of the next: multiprocessors without any of this one would take two of the next, which then
-/// takes twice as long. So if most have something to do, the others repeat some of it.
+/// Whether a launch that needs so many blocks has one for each multiprocessor. Where a multiprocessor holds two blocks,
+/// one is to be of this launch and one of the next: multiprocessors without any of this one would take two of the next,
+/// which then takes twice as long. So if most have something to do, the others repeat some of it.
 fn spreads(kernel: &MultiplySpec, blocks: u32, multiprocessors: u32) -> bool {
     let most = (multiprocessors / 2 + 1..=multiprocessors).contains(&blocks);
     kernel.resident() > 1 && most && multiprocessors.is_multiple_of(kernel.blocks_per_tile())

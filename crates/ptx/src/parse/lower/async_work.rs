@@ -321,8 +321,8 @@ impl<'t> Lower<'_, 't> {
         Ok(())
     }
 
-    /// Tensor maps that a kernel makes. A part is written by a store to its place, and the whole is published by a warp,
-    /// whose lanes copy four bytes each, with a fence.
+    /// Tensor maps that a kernel makes. A part is written by a store to its place, and the whole is published by a
+    /// warp, whose lanes copy four bytes each, with a fence.
     pub(super) fn made_map(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         if words.take("cp_fenceproxy") {
             all(words, &["global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"])?;

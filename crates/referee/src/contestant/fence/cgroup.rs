@@ -1,8 +1,8 @@
 //! A pen: a control group of version 2 around everything that a contestant starts.
 //!
-//! It can be frozen, which no signal, timer or child undoes, and says when every task in it really stands still; it counts the
-//! processor time of all of them, those that are gone too; and it is killed whole. Where the system lends us the controllers for
-//! memory and processes, they are limited for all of them together.
+//! It can be frozen, which no signal, timer or child undoes, and says when every task in it really stands still; it
+//! counts the processor time of all of them, those that are gone too; and it is killed whole. Where the system lends us
+//! the controllers for memory and processes, they are limited for all of them together.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -20,8 +20,8 @@ const PREFIX: &str = "hammerhead-tank-";
 /// How long the end of what was killed is waited for.
 const BURIAL: Duration = Duration::from_secs(5);
 
-/// How long tasks are looked at without a pause until they stand still, and how long that pause is. They stand after some microseconds,
-/// unless one of them needs the processor that looks.
+/// How long tasks are looked at without a pause until they stand still, and how long that pause is. They stand after
+/// some microseconds, unless one of them needs the processor that looks.
 const SPIN: Duration = Duration::from_micros(100);
 const NAP: Duration = Duration::from_micros(10);
 

@@ -1,4 +1,5 @@
-//! The fence where there is no Linux: a process group, and limits on the size of files. The record says what is missing.
+//! The fence where there is no Linux: a process group, and limits on the size of files. The record says what is
+//! missing.
 
 use std::io;
 use std::os::fd::RawFd;

@@ -1,4 +1,5 @@
-//! The filter of system calls: a short program over a call's number and first argument, that the kernel runs before each.
+//! The filter of system calls: a short program over a call's number and first argument, that the kernel runs before
+//! each.
 
 use std::io;
 
@@ -60,7 +61,8 @@ const NEW_SPACES: u32 = 0x7E02_0000;
 const END_SIGNAL: u32 = 0xFF;
 /// The option of `prctl` by which a process would outlive the referee.
 const SET_DEATH_SIGNAL: u32 = libc::PR_SET_PDEATHSIG as u32;
-/// What `fcntl` is told to have another signal sent than the usual when a file can be read or was changed: one that continues whoever is stopped.
+/// What `fcntl` is told to have another signal sent than the usual when a file can be read or was changed: one that
+/// continues whoever is stopped.
 const SET_SIGNAL: u32 = 10;
 
 #[cfg(target_arch = "x86_64")]
@@ -79,7 +81,8 @@ pub(super) enum Sockets {
 }
 
 impl Sockets {
-    /// The network that a season allows decides; then whether there is a GPU. Both at once would be local sockets that reach others.
+    /// The network that a season allows decides; then whether there is a GPU. Both at once would be local sockets that
+    /// reach others.
     pub(super) fn of(network: bool, gpu: bool) -> Self {
         match (network, gpu) {
             (true, _) => Self::Internet,

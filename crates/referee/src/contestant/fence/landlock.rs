@@ -1,8 +1,8 @@
 //! Landlock: which files a process may open, whatever their owner and mode say.
 //!
-//! A ruleset is made before the fork, where memory may be allocated; the child adds what it has mounted itself and binds itself
-//! to it. libc has the numbers of these calls and not their structures, so those are written down here as the kernel's
-//! `landlock.h` has them.
+//! A ruleset is made before the fork, where memory may be allocated; the child adds what it has mounted itself and
+//! binds itself to it. libc has the numbers of these calls and not their structures, so those are written down here as
+//! the kernel's `landlock.h` has them.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -119,7 +119,8 @@ impl Ruleset {
         };
         let allowed = grant.rights() & self.handled & if is_folder { u64::MAX } else { OF_FILES };
         let rule = PathBeneath { allowed, parent };
-        // SAFETY: the rule lives on this stack for as long as the call; the descriptor was opened above and is closed once.
+        // SAFETY: the rule lives on this stack for as long as the call; the descriptor was opened above and is closed
+        // once.
         unsafe {
             libc::syscall(libc::SYS_landlock_add_rule, self.own.as_raw_fd(), 1usize, &rule, 0usize);
             libc::close(parent);

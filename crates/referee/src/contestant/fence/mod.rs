@@ -1,14 +1,17 @@
 //! The fence around a contestant's process, and around what builds it.
 //!
-//! - **A pen** ([`cgroup`]): a control group in which all that it starts is frozen, timed and killed whole. Where there is none, a
-//!   process group that nobody can leave, stopped by signals and watched ([`stillness`]).
-//! - **Namespaces** ([`spaces`]): no other processes, no network, every file system read-only but a scratch of limited size.
-//! - **Landlock** ([`landlock`]): a list of places that may be read; all else, home folders with their secrets, may not even be.
-//! - **A filter of system calls** ([`filter`]): no sockets of any family, no rings, no tracing, no namespaces of one's own.
+//! - **A pen** ([`cgroup`]): a control group in which all that it starts is frozen, timed and killed whole. Where there
+//!   is none, a process group that nobody can leave, stopped by signals and watched ([`stillness`]).
+//! - **Namespaces** ([`spaces`]): no other processes, no network, every file system read-only but a scratch of limited
+//!   size.
+//! - **Landlock** ([`landlock`]): a list of places that may be read; all else, home folders with their secrets, may not
+//!   even be.
+//! - **A filter of system calls** ([`filter`]): no sockets of any family, no rings, no tracing, no namespaces of one's
+//!   own.
 //! - **Limits** on address space, processes and the size of files; no core files. An environment that is a list.
 //!
-//! A kernel need not have all of them. What stands around a process is told by the process itself on its way in, and goes into the
-//! record guard by guard, with what is open without it ([`Guard`]).
+//! A kernel need not have all of them. What stands around a process is told by the process itself on its way in, and
+//! goes into the record guard by guard, with what is open without it ([`Guard`]).
 
 #[cfg(target_os = "linux")]
 mod cgroup;
@@ -104,19 +107,22 @@ fn die_with_the_referee() -> io::Result<()> {
 /// Signals a process group: stop, continue or kill it, whole.
 pub(super) fn signal(group: u32, signal: libc::c_int) -> io::Result<()> {
     let group = libc::pid_t::try_from(group).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    // SAFETY: a plain system call. The group is that of a child that was not waited for yet, so its number is not another's.
+    // SAFETY: a plain system call. The group is that of a child that was not waited for yet, so its number is not
+    // another's.
     match unsafe { libc::kill(-group, signal) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// What lies beside a `bin` and belongs to what lies in it. Not the whole prefix: in a home folder there are keys beside programs.
+/// What lies beside a `bin` and belongs to what lies in it. Not the whole prefix: in a home folder there are keys
+/// beside programs.
 const BESIDE_PROGRAMS: [&str; 11] =
     ["bin", "lib", "lib64", "libexec", "share", "include", "shims", "version", "versions", "toolchains", "pyvenv.cfg"];
 
-/// What a command's own files need: of each word that is a file its folder, and of a program in a `bin` what lies beside that, where
-/// interpreters keep their libraries. A folder that holds the user's home would give all of it away, so there it is the file alone.
+/// What a command's own files need: of each word that is a file its folder, and of a program in a `bin` what lies
+/// beside that, where interpreters keep their libraries. A folder that holds the user's home would give all of it away,
+/// so there it is the file alone.
 pub(super) fn places_of(command: &[String]) -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home != Path::new("/"));
     let gives_home_away =

@@ -1,6 +1,8 @@
-//! Namespaces: a view of the system in which there is nobody else, nothing to write to but a scratch of one's own, and no network.
+//! Namespaces: a view of the system in which there is nobody else, nothing to write to but a scratch of one's own, and
+//! no network.
 //!
-//! All of it is done by the child between fork and exec, with strings that were written before: memory may not be allocated there.
+//! All of it is done by the child between fork and exec, with strings that were written before: memory may not be
+//! allocated there.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -20,7 +22,8 @@ const SCRATCH_FILES: u64 = 65_536;
 #[derive(Debug)]
 pub(super) struct Spaces {
     flags: libc::c_int,
-    /// Whether /proc may be written to, because something else keeps it to what is its own there: GPU drivers name their threads before anything else.
+    /// Whether /proc may be written to, because something else keeps it to what is its own there: GPU drivers name
+    /// their threads before anything else.
     writable_proc: bool,
     user_map: Vec<u8>,
     group_map: Vec<u8>,
@@ -136,7 +139,8 @@ fn set_read_only(path: &CStr, read_only: bool) -> bool {
 
 /// Writes all of a small file at once, without allocating.
 pub(super) fn write(path: &CStr, bytes: &[u8]) -> io::Result<()> {
-    // SAFETY: the path ends and lives for as long as the call; the bytes are the caller's; the descriptor is closed once.
+    // SAFETY: the path ends and lives for as long as the call; the bytes are the caller's; the descriptor is closed
+    // once.
     unsafe {
         let file = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         if file < 0 {
@@ -149,8 +153,9 @@ pub(super) fn write(path: &CStr, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// A process namespace begins with the next child. That child goes on to become the contestant; this process stays outside,
-/// waits for it and ends as it ended. It is the one that the referee knows, and the leader of the group that both are in.
+/// A process namespace begins with the next child. That child goes on to become the contestant; this process stays
+/// outside, waits for it and ends as it ended. It is the one that the referee knows, and the leader of the group that
+/// both are in.
 fn enter_process_space() -> io::Result<()> {
     // SAFETY: this process is itself fresh from a fork and has one thread.
     let child = unsafe { libc::fork() };

@@ -170,7 +170,8 @@ fn stands(process: u32) -> bool {
 fn processor_time(process: u32) -> Option<Duration> {
     let process = libc::pid_t::try_from(process).ok()?;
     let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
-    // SAFETY: both places live on this stack for as long as the calls; the second is made with a clock that the first has named.
+    // SAFETY: both places live on this stack for as long as the calls; the second is made with a clock that the first
+    // has named.
     let read =
         unsafe { libc::clock_getcpuclockid(process, &mut clock) == 0 && libc::clock_gettime(clock, &mut time) == 0 };
     let (seconds, nanoseconds) = (u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);

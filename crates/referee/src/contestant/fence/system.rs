@@ -72,7 +72,8 @@ struct Entry {
 #[derive(Debug)]
 struct Strict {
     limits: Limits,
-    /// Whether there is a GPU, whose driver reserves addresses for all memory of all devices: then addresses are not what is limited.
+    /// Whether there is a GPU, whose driver reserves addresses for all memory of all devices: then addresses are not
+    /// what is limited.
     gpu: bool,
     spaces: Spaces,
     ruleset: Option<Ruleset>,
@@ -173,8 +174,8 @@ impl Enclosure {
     }
 }
 
-/// Where every session is a group to the scheduler (`sched_autogroup`), niceness counts within a session only, and whoever is to come before others needs a
-/// session that does. It is the contestant's own, and its weight ends with it.
+/// Where every session is a group to the scheduler (`sched_autogroup`), niceness counts within a session only, and
+/// whoever is to come before others needs a session that does. It is the contestant's own, and its weight ends with it.
 fn weight_of_its_session() -> Option<String> {
     let niceness = rustix::process::getpriority_process(None).ok()?;
     (niceness < 0).then(|| niceness.to_string())
@@ -206,7 +207,8 @@ fn strict(rules: &Rules) -> Strict {
         }
     }
     let gpu = Path::new("/dev/nvidiactl").exists();
-    // What is not a process's own in /proc belongs to everyone, and root may write to it whatever namespace it is in: where Landlock does not hold it, all of it is read-only.
+    // What is not a process's own in /proc belongs to everyone, and root may write to it whatever namespace it is in:
+    // where Landlock does not hold it, all of it is read-only.
     let shared = [limits.network, ruleset.is_some()];
     let spaces = Spaces::new(shared, scratch, limits.scratch_bytes, &covered(rules), writes);
     Strict {
@@ -262,7 +264,8 @@ impl Entry {
 
 impl Strict {
     fn enter(&self) -> io::Result<Holding> {
-        // Where memory runs out in spite of all limits, it is a contestant that is ended, not the referee. Anyone may ask for that.
+        // Where memory runs out in spite of all limits, it is a contestant that is ended, not the referee. Anyone may
+        // ask for that.
         let _ = spaces::write(c"/proc/self/oom_score_adj", b"1000");
         let mut holding = self.spaces.enter()?;
         let Limits { memory_bytes, file_bytes, processes, .. } = self.limits;
@@ -296,7 +299,8 @@ impl Strict {
             ruleset.bind()?;
             holding = holding.and(Holding::LANDLOCK);
         }
-        // SAFETY: the path ends and lives for as long as the call. A folder that cannot be entered is found by whoever writes there.
+        // SAFETY: the path ends and lives for as long as the call. A folder that cannot be entered is found by whoever
+        // writes there.
         unsafe { libc::chdir(self.start.as_ptr()) };
         if filter::bind(&self.filter).is_ok() {
             holding = holding.and(Holding::FILTER);

@@ -1,9 +1,9 @@
 //! Our own backends as contestants.
 //!
-//! A [`Builtin`] names a backend and a whole configuration for each problem. The [`Bench`] does the work: it maps a lot's
-//! files, packs the weights and runs jobs. It serves in this process, where a session calls it, and in a fresh one, where
-//! [`super::serve`] calls it for whoever speaks the protocol: the same code behind the same messages as anyone's program has,
-//! because a champion that need not answer through a pipe would win by the pipe.
+//! A [`Builtin`] names a backend and a whole configuration for each problem. The [`Bench`] does the work: it maps a
+//! lot's files, packs the weights and runs jobs. It serves in this process, where a session calls it, and in a fresh
+//! one, where [`super::serve`] calls it for whoever speaks the protocol: the same code behind the same messages as
+//! anyone's program has, because a champion that need not answer through a pipe would win by the pipe.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -230,9 +230,9 @@ impl Ready {
     }
 }
 
-/// Gives every thread a processor of its own, where there are enough. A scheduler that finds all processors busy, be it for
-/// the moment in which the referee asks, puts two threads on one and leaves them there for milliseconds: longer than a
-/// sample takes.
+/// Gives every thread a processor of its own, where there are enough. A scheduler that finds all processors busy, be it
+/// for the moment in which the referee asks, puts two threads on one and leaves them there for milliseconds: longer
+/// than a sample takes.
 fn pin(threads: &Team, processors: &[usize]) {
     let Some((first, others)) = processors.split_first() else { return };
     if processors.len() < threads.count() {

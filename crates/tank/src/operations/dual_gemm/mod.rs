@@ -1,8 +1,10 @@
 //! The gated dual GEMM on NVFP4 data: the operation that this program was made for, by the same seam as anyone's.
 //!
-//! [`problem`] is how a season writes its problems, [`mod@planner`] makes entries of configurations and says what is known of them, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
-//! `foretold` a referee for a GPU that is not there, [`operands`] where a message says that they lie, [`mod@task`] the numbers and what should come out of them,
-//! [`mod@questions`] what is asked, and [`yardstick`] checks large results whole.
+//! [`problem`] is how a season writes its problems, [`mod@planner`] makes entries of configurations and says what is
+//! known of them, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
+//! `foretold` a referee for a GPU that is not there, [`operands`] where a message says that they lie, [`mod@task`] the
+//! numbers and what should come out of them, [`mod@questions`] what is asked, and [`yardstick`] checks large results
+//! whole.
 
 pub mod builtin;
 mod foretold;

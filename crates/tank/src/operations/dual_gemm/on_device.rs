@@ -1,9 +1,10 @@
 //! Our own kernels on a GPU as a contestant: tensors in the device's memory, and the device's clock.
 //!
-//! Times of a GPU through the host's memory are times of copies. Here inputs and outputs are where the kernels want them, nothing is copied while
-//! the clock runs, and the clock is the device's ([`DeviceClock`]). So it does not matter that this contestant lives in the referee's process and answers
-//! through no pipe: the host's part of a run is outside of what counts. What a fresh process would draw anew, places in memory, a fresh session
-//! draws too; and kernels are compiled once instead of once per process, which takes more than a second each.
+//! Times of a GPU through the host's memory are times of copies. Here inputs and outputs are where the kernels want
+//! them, nothing is copied while the clock runs, and the clock is the device's ([`DeviceClock`]). So it does not matter
+//! that this contestant lives in the referee's process and answers through no pipe: the host's part of a run is outside
+//! of what counts. What a fresh process would draw anew, places in memory, a fresh session draws too; and kernels are
+//! compiled once instead of once per process, which takes more than a second each.
 
 use std::collections::HashMap;
 
@@ -71,7 +72,8 @@ struct Ready {
     memory: Option<DeviceFiles>,
 }
 
-/// Our own kernels in a process of their own, on memory of a GPU that the referee has allocated: how they meet a program.
+/// Our own kernels in a process of their own, on memory of a GPU that the referee has allocated: how they meet a
+/// program.
 pub(super) struct Guest {
     bench: Bench,
     context: &'static Context,
@@ -132,8 +134,9 @@ impl Worker for Guest {
         }
         let calls = self.calls(jobs)?;
         let ready = self.ready.as_mut().ok_or_else(unprepared)?;
-        // SAFETY: the tensors are where the referee laid them out for this problem, apart from each other, and stay: they are open
-        // for as long as this process lives, and the device is waited for below, whatever became of the queueing.
+        // SAFETY: the tensors are where the referee laid them out for this problem, apart from each other, and stay:
+        // they are open for as long as this process lives, and the device is waited for below, whatever became of the
+        // queueing.
         let queued = unsafe { ready.enqueue(&calls) };
         let done = self.context.synchronize();
         queued.and(done.map_err(Error::from))
@@ -148,8 +151,8 @@ impl Worker for Guest {
         ready.make_ready(0, &calls)?;
         // SAFETY: the latch is a page that stays open for as long as this process lives, and its two words lie in it.
         unsafe { ready.queue.stream().wait_for_word(latch, value) }?;
-        // SAFETY: the tensors are where the referee laid them out for this problem, apart from each other, and stay open for as long as this process
-        // lives; the next thing that is queued waits in the same stream.
+        // SAFETY: the tensors are where the referee laid them out for this problem, apart from each other, and stay
+        // open for as long as this process lives; the next thing that is queued waits in the same stream.
         unsafe { ready.enqueue(&calls) }?;
         // SAFETY: the second word lies in the same page as the first.
         Ok(unsafe { ready.queue.stream().write_word(latch + LATCH_DONE, value) }?)
@@ -199,8 +202,8 @@ impl Swimmer {
         // SAFETY: the queue, whose stream it is, outlives it.
         let stream = unsafe { Stream::borrowed(ready.queue.stream().context(), ready.queue.stream().handle()) }?;
         let calls = &self.calls;
-        // SAFETY: the tensors are this session's, as large as they were laid out for this problem and apart from each other; the
-        // clock waits for the whole device before anyone gives them back.
+        // SAFETY: the tensors are this session's, as large as they were laid out for this problem and apart from each
+        // other; the clock waits for the whole device before anyone gives them back.
         let timed = self.clock.time(&stream, || unsafe { ready.enqueue(calls) });
         timed.map(Some)
     }
@@ -209,7 +212,8 @@ impl Swimmer {
 impl Ready {
     /// Has all that these calls need compiled and allocated.
     fn make_ready(&mut self, device: usize, calls: &[Call]) -> Result<()> {
-        // Layers and places are drawn anew each time, and a queue forgets all that it has prepared when it has become much: not while it is timed.
+        // Layers and places are drawn anew each time, and a queue forgets all that it has prepared when it has become
+        // much: not while it is timed.
         self.prepared += calls.len();
         if self.prepared > REMEMBERED {
             self.queue = Queue::new(device)?.with_request(Request::from(*self.loaded.plan.config()));
@@ -225,7 +229,8 @@ impl Ready {
     ///
     /// # Safety
     ///
-    /// Their tensors are as large as this problem's, apart from each other, and stay until the queue's stream has done all of it.
+    /// Their tensors are as large as this problem's, apart from each other, and stay until the queue's stream has done
+    /// all of it.
     unsafe fn enqueue(&mut self, calls: &[Call]) -> Result<()> {
         for call in calls {
             // SAFETY: the caller's promise is the same.

@@ -1,4 +1,5 @@
-//! A problem of the dual GEMM as `prepare` tells it, and where its operands lie: weights, tokens and results, a group each.
+//! A problem of the dual GEMM as `prepare` tells it, and where its operands lie: weights, tokens and results, a group
+//! each.
 
 use hammerhead::{Activation, Gate, Problem, Shape};
 use referee::contestant::protocol::{Named, Prepare};

@@ -1,4 +1,5 @@
-//! Configurations of our own backends, as the planner chooses or completes them, and what is known of each before anything runs.
+//! Configurations of our own backends, as the planner chooses or completes them, and what is known of each before
+//! anything runs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +17,8 @@ use crate::entry::{Entry, Way};
 use crate::pitch::Run;
 use crate::{Error, Result};
 
-/// The GPU that kernels are assembled for, and whose phases are predicted, where a season is not for another that is not there.
+/// The GPU that kernels are assembled for, and whose phases are predicted, where a season is not for another that is
+/// not there.
 const PROFILED: &str = "foretold:h200";
 
 impl Way {
@@ -34,8 +36,8 @@ impl Way {
 }
 
 impl Entry {
-    /// The entry that a request makes of the planner's choices, problem by problem. The simulator is refused: it takes a
-    /// millisecond for what takes a GPU a microsecond, so its times say nothing.
+    /// The entry that a request makes of the planner's choices, problem by problem. The simulator is refused: it takes
+    /// a millisecond for what takes a GPU a microsecond, so its times say nothing.
     pub fn planned(
         problems: &[ProblemSpec],
         backends: &[&'static dyn Backend],
@@ -79,7 +81,8 @@ impl Planner {
         Ok(Self { problems: problems.to_vec(), backends, threads })
     }
 
-    /// The plan of a GPU's configuration for the first problem, and what it is looked at for, whether a GPU is there or not.
+    /// The plan of a GPU's configuration for the first problem, and what it is looked at for, whether a GPU is there or
+    /// not.
     fn plan_of_a_gpu(&self, run: &Run) -> Option<(Plan, &'static Foretold)> {
         let named = run.backend.as_deref().or_else(|| self.backends.first().map(|backend| backend.name()))?;
         let (backend, profiled) = match (Foretold::by_name(named), run.backend.as_deref()) {
@@ -92,7 +95,8 @@ impl Planner {
         Some((plan, profiled))
     }
 
-    /// Where the time of a processor's configuration should go on the first problem, at the speeds that plans are made by.
+    /// Where the time of a processor's configuration should go on the first problem, at the speeds that plans are made
+    /// by.
     fn profile_of_a_processor(&self, run: &Run) -> Profile {
         let phases = || {
             let Entry::Builtin { ways } = self.entry(run).ok()? else { return None };

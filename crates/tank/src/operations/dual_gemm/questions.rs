@@ -1,6 +1,6 @@
-//! What is asked of whoever computes the dual GEMM: every edge of the case list; the season's own problems, each with realistic numbers, whole
-//! numbers, extreme scales, zeros, negative zeros and the largest codes; and shapes drawn from the seed that are in no list, half of them
-//! neighbours of the season's.
+//! What is asked of whoever computes the dual GEMM: every edge of the case list; the season's own problems, each with
+//! realistic numbers, whole numbers, extreme scales, zeros, negative zeros and the largest codes; and shapes drawn from
+//! the seed that are in no list, half of them neighbours of the season's.
 
 use fastrand::Rng;
 use hammerhead::{Activation, Gate, Output, Shape};

@@ -1,7 +1,7 @@
 //! A problem of the dual GEMM as the referee asks it: its numbers by name, and what should come out of them.
 //!
-//! Results are judged against the float64 reference under the derived bound: every element up to 2³⁰ products, and beyond that on rows and
-//! columns that are drawn, with every element on the [`Yardstick`] besides.
+//! Results are judged against the float64 reference under the derived bound: every element up to 2³⁰ products, and
+//! beyond that on rows and columns that are drawn, with every element on the [`Yardstick`] besides.
 
 use std::sync::Arc;
 

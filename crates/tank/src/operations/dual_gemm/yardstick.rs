@@ -2,12 +2,12 @@
 //!
 //! The float64 reference computes a few thousand elements in the time that a backend computes millions. So for a whole
 //! result the gate's and the up's sums are computed apart, as two plain products in f32, by a backend of our own that
-//! passes the same examination as everyone. From the two sums, the product's value follows in float64, and so does how far
-//! a right result may be from it: [`hammerhead::bound`] with one change. It wants Σ|a·b|, which would take the reference;
-//! ‖a‖·‖b‖ is never less (Cauchy and Schwarz) and takes one pass over the operands. Both the result and the yardstick may
-//! be off by the bound, so twice of it is allowed. On random numbers that is about three times what the reference would
-//! allow: too much to notice one forgotten product, which is what the drawn elements in float64 are for, and far too
-//! little for anything left out, left over or made up.
+//! passes the same examination as everyone. From the two sums, the product's value follows in float64, and so does how
+//! far a right result may be from it: [`hammerhead::bound`] with one change. It wants Σ|a·b|, which would take the
+//! reference; ‖a‖·‖b‖ is never less (Cauchy and Schwarz) and takes one pass over the operands. Both the result and the
+//! yardstick may be off by the bound, so twice of it is allowed. On random numbers that is about three times what the
+//! reference would allow: too much to notice one forgotten product, which is what the drawn elements in float64 are
+//! for, and far too little for anything left out, left over or made up.
 
 use hammerhead::bound::Bounded;
 use hammerhead::format::{Dense, Matrix, Values};

@@ -1,4 +1,5 @@
-//! The operation that `hammerhead tank new-operation` writes: softmax over rows, the one of `examples/operations/softmax`.
+//! The operation that `hammerhead tank new-operation` writes: softmax over rows, the one of
+//! `examples/operations/softmax`.
 
 use std::fs::Permissions;
 use std::io;

@@ -432,7 +432,8 @@ fn name_of_file(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A file as an item writes it: `{"name": "utils.py", "source": "../utils.py"}`. Submissions, whose source is a word in @, are none of the task's.
+/// A file as an item writes it: `{"name": "utils.py", "source": "../utils.py"}`. Submissions, whose source is a word in
+/// @, are none of the task's.
 fn file(item: &Value) -> Option<(String, String)> {
     let value = |key: &str| Some(item.get(key)?.as_str().filter(|value| !value.starts_with('@'))?.to_owned());
     Some((value("name")?, value("source")?))

@@ -1,7 +1,8 @@
 //! An operation's own program: it makes numbers, says what should come out of them, and judges where that is its rule.
 //!
-//! It is asked one thing at a time, a JSON object a line, and answers `{"type":"done"}`. Tensors lie in a file that each question names. It is the
-//! operation's, not a contestant's: it is trusted as the operation is, and its answers are waited for, but not for ever.
+//! It is asked one thing at a time, a JSON object a line, and answers `{"type":"done"}`. Tensors lie in a file that
+//! each question names. It is the operation's, not a contestant's: it is trusted as the operation is, and its answers
+//! are waited for, but not for ever.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -203,7 +204,8 @@ impl Maker {
         specs.iter().enumerate().skip(inputs).map(values).collect()
     }
 
-    /// Whether what came out of these tensors is right: what is wrong, and the largest error as a part of what is allowed.
+    /// Whether what came out of these tensors is right: what is wrong, and the largest error as a part of what is
+    /// allowed.
     pub(super) fn judge(
         &self,
         problem: &Sizes,

@@ -1,8 +1,9 @@
-//! An operation that a folder describes: `operation.toml`, a program that makes numbers and knows what should come out of them, and a
-//! baseline to be beaten.
+//! An operation that a folder describes: `operation.toml`, a program that makes numbers and knows what should come out
+//! of them, and a baseline to be beaten.
 //!
-//! Which numbers and which shapes are asked is the referee's: seeds come from the operating system, every kind of numbers is asked on every
-//! problem, and shapes that are in no list are drawn from the ranges that the description gives.
+//! Which numbers and which shapes are asked is the referee's: seeds come from the operating system, every kind of
+//! numbers is asked on every problem, and shapes that are in no list are drawn from the ranges that the description
+//! gives.
 
 pub mod example;
 pub mod import;
@@ -182,8 +183,8 @@ pub struct BaselineText {
     pub build: Vec<String>,
 }
 
-/// The files that make an operation what it is: those of its program, of its baseline and of what builds that. What comes out of the build is not there when
-/// a season begins, and is when it goes on.
+/// The files that make an operation what it is: those of its program, of its baseline and of what builds that. What
+/// comes out of the build is not there when a season begins, and is when it goes on.
 fn sources(folder: &Path, about: &Description) -> Vec<String> {
     let BaselineText { program, build } = &about.baseline;
     let named = |words: &[String], word: &String| {

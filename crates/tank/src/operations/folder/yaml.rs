@@ -1,7 +1,8 @@
-//! As much of YAML as tasks are written in: lists at the top of a file whose items are mappings, in braces or a line per key.
+//! As much of YAML as tasks are written in: lists at the top of a file whose items are mappings, in braces or a line
+//! per key.
 //!
-//! Values are whole and real numbers, yes and no as YAML and Python write them, words with and without quotes, and lists in brackets. What else a file has
-//! (descriptions, settings of a runner) is passed over.
+//! Values are whole and real numbers, yes and no as YAML and Python write them, words with and without quotes, and
+//! lists in brackets. What else a file has (descriptions, settings of a runner) is passed over.
 
 use serde_json::{Map, Value};
 

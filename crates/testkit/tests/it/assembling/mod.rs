@@ -17,8 +17,8 @@ fn assembler() -> Option<Assembler> {
     }
 }
 
-/// Holds all kernels to assemble without spills and without a warning: each for one of the chips that run it, the chips in turn, so that every
-/// chip sees some of every kind: all kernels for all chips would be much of the tests' time.
+/// Holds all kernels to assemble without spills and without a warning: each for one of the chips that run it, the chips
+/// in turn, so that every chip sees some of every kind: all kernels for all chips would be much of the tests' time.
 pub fn assert_assemble(specs: Vec<KernelSpec>, chips: &[&str]) {
     let Some(assembler) = assembler() else { return };
     let assemble = |(at, spec): (usize, KernelSpec)| -> Option<String> {

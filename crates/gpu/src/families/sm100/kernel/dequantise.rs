@@ -1,11 +1,12 @@
-//! Weights as numbers of 16 bits, made on the way to a stage: four warps read codes and scales from memory and leave halves, or bfloat16, in
-//! shared memory as multiplications want them.
+//! Weights as numbers of 16 bits, made on the way to a stage: four warps read codes and scales from memory and leave
+//! halves, or bfloat16, in shared memory as multiplications want them.
 //!
-//! Exact: a code times its scale has six significant bits, and all sums lack the same factor of 2⁷ ([`crate::pack::WEIGHT_FACTOR`]). A code's
-//! bits, brought to where a half has its sign, exponent and mantissa, are a half of its value times 2⁻¹⁴; so are a scale's, times 2⁻⁸.
+//! Exact: a code times its scale has six significant bits, and all sums lack the same factor of 2⁷
+//! ([`crate::pack::WEIGHT_FACTOR`]). A code's bits, brought to where a half has its sign, exponent and mantissa, are a
+//! half of its value times 2⁻¹⁴; so are a scale's, times 2⁻⁸.
 //!
-//! A thread takes 32 of k of a row at a time: sixteen bytes of codes and two scales. It asks for those of the next stage before it waits
-//! for the present one to be empty.
+//! A thread takes 32 of k of a row at a time: sixteen bytes of codes and two scales. It asks for those of the next
+//! stage before it waits for the present one to be empty.
 
 use ptx::instr::Width;
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, Shared, U32, U64};

@@ -1,9 +1,9 @@
 //! From sums to C: four warps read accumulators, a lane each, and scale, gate, round and store.
 //!
-//! Where tokens are the rows of multiplications, a thread has a token and its registers are neighbouring columns of C: it stores sixteen
-//! bytes at a time where rows of C are such that it can. Where tokens are the columns, a thread has a column of C and its registers are
-//! tokens: the lanes of a warp store neighbours. Where two blocks share k, sums are left as they are, a plane per block
-//! and matrix.
+//! Where tokens are the rows of multiplications, a thread has a token and its registers are neighbouring columns of C:
+//! it stores sixteen bytes at a time where rows of C are such that it can. Where tokens are the columns, a thread has a
+//! column of C and its registers are tokens: the lanes of a warp store neighbours. Where two blocks share k, sums are
+//! left as they are, a plane per block and matrix.
 
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, SpecialRegister, TensorAddress, U32, U64};
 
@@ -52,7 +52,8 @@ pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, w
     });
 }
 
-/// While up is summed: gate's sums are replaced by what its function makes of them, in tensor memory, where there is room for them.
+/// While up is summed: gate's sums are replaced by what its function makes of them, in tensor memory, where there is
+/// room for them.
 fn activate(k: &mut Builder, writer: &Writer<'_>, own: Reg<U32>, steps: Reg<U32>) {
     k.repeat(steps, |k, step| {
         let at = k.mul_add(step, COLUMNS, own).cast();
@@ -145,7 +146,8 @@ impl<'a> Writer<'a> {
         k.shr(beyond, COLUMNS.trailing_zeros())
     }
 
-    /// Finishes and stores what was read, from the tile's `first` column, or token, on. Gate's values may be activated already.
+    /// Finishes and stores what was read, from the tile's `first` column, or token, on. Gate's values may be activated
+    /// already.
     fn write(
         &self,
         k: &mut Builder,
@@ -194,7 +196,8 @@ impl<'a> Writer<'a> {
         let stride = if self.config.swapped() { k.mul(self.n, bytes) } else { k.variable(bytes) };
         let start = k.mul_wide_add(first, stride, start);
         if self.config.aligned && !self.config.swapped() {
-            // Rows are whole sixteens of bytes, so that all or none of those exist: eight halves, or four and four of single precision.
+            // Rows are whole sixteens of bytes, so that all or none of those exist: eight halves, or four and four of
+            // single precision.
             let there: Vec<Pred> = (0..COLUMNS)
                 .step_by((STORE_BYTES / bytes) as usize)
                 .map(|further| {

@@ -1,10 +1,12 @@
-//! One thread gives the tensor cores their work: scales from a stage to tensor memory, and the products of codes in the stage.
+//! One thread gives the tensor cores their work: scales from a stage to tensor memory, and the products of codes in the
+//! stage.
 //!
-//! Per 64 of k a block-scaled multiplication takes 128 rows against up to 256 columns. Where tokens are the rows, they meet the weights of
-//! gate and up one after the other, and the second time may come from the collector; where they are the columns, gate and up weights are
-//! the rows of one multiplication each.
+//! Per 64 of k a block-scaled multiplication takes 128 rows against up to 256 columns. Where tokens are the rows, they
+//! meet the weights of gate and up one after the other, and the second time may come from the collector; where they are
+//! the columns, gate and up weights are the rows of one multiplication each.
 //!
-//! Where gate is ahead of up, a tile's last stages are gone through twice: once with gate, and once more, before any of them is empty, with up.
+//! Where gate is ahead of up, a tile's last stages are gone through twice: once with gate, and once more, before any of
+//! them is empty, with up.
 
 use std::ops::Range;
 
@@ -104,7 +106,8 @@ impl Sum<'_> {
         }
     }
 
-    /// The last stages: gate's products of all of them, handed over, then up's. `before` is how many stages came before them.
+    /// The last stages: gate's products of all of them, handed over, then up's. `before` is how many stages came before
+    /// them.
     fn gate_ahead(&self, k: &mut Builder, turn: &Turn, [before, ahead]: [Reg<U32>; 2], left: Reg<U32>) {
         let pipe = &self.parts.pipe;
         let (again, still_left) = (pipe.same(k, turn), k.variable(left));
@@ -128,8 +131,8 @@ impl Sum<'_> {
     }
 }
 
-/// Where products go: the first accumulator of the tile, the multiplications' shape, which of several passes it is, and the matrices of the
-/// stage that are multiplied with.
+/// Where products go: the first accumulator of the tile, the multiplications' shape, which of several passes it is, and
+/// the matrices of the stage that are multiplied with.
 struct Target {
     sums: Reg<U32>,
     shape: Reg<MmaShape>,
@@ -196,7 +199,8 @@ fn descriptor(k: &mut Builder, low: Reg<U32>, bytes: u32) -> Reg<Tcgen05Matrix> 
     k.tcgen05_descriptor(CODE_LAYOUT, low)
 }
 
-/// Where a stage's operands are, if they have scales: low words of descriptors, and columns of tensor memory for scales.
+/// Where a stage's operands are, if they have scales: low words of descriptors, and columns of tensor memory for
+/// scales.
 struct Stage {
     tokens: Reg<U32>,
     weights: Reg<U32>,

@@ -1,24 +1,28 @@
-//! The Blackwell kernel: C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ), tokens A (m × k) times NVFP4 weights B (n × k), for one problem or for a ragged
-//! group of them in one launch. It has not run on silicon: it is assembled, and it runs in the simulator.
+//! The Blackwell kernel: C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ), tokens A (m × k) times NVFP4 weights B (n × k), for one
+//! problem or for a ragged group of them in one launch. It has not run on silicon: it is assembled, and it runs in the
+//! simulator.
 //!
-//! *NVFP4 tokens*: the tensor cores multiply e2m1 codes under scales of 16 themselves (`tcgen05.mma.kind::mxf4nvf4`), so nothing is dequantised: codes go
-//! from memory to shared memory, scales from there to tensor memory, and sums stay in tensor memory until a tile is complete.
+//! *NVFP4 tokens*: the tensor cores multiply e2m1 codes under scales of 16 themselves (`tcgen05.mma.kind::mxf4nvf4`),
+//! so nothing is dequantised: codes go from memory to shared memory, scales from there to tensor memory, and sums stay
+//! in tensor memory until a tile is complete.
 //!
-//! *Tokens of 16 bits* (and single precision, as three parts of bfloat16): weights become numbers of 16 bits on their way to shared memory,
-//! exactly, and the tensor cores multiply those (`kind::f16`).
+//! *Tokens of 16 bits* (and single precision, as three parts of bfloat16): weights become numbers of 16 bits on their
+//! way to shared memory, exactly, and the tensor cores multiply those (`kind::f16`).
 //!
 //! A multiplication has 128 rows and any multiple of 16 columns up to 256, or 8 (not of numbers of 16 bits). Tiles of
 //! 128 tokens have tokens for rows and weights for columns. For fewer tokens roles are *swapped*: 128 rows of weights,
 //! and as many columns as there are tokens, in such steps. A tile of 64 rows does not exist.
 //!
-//! A *pair* of blocks computes a tile of 256 rows: 256 tokens, or 256 columns of C with roles swapped. Each block has 128 of the rows, with
-//! their accumulators, and brings half of the columns' operand, which the other one's tensor cores read as well: so half of it is read from
-//! memory for each. The first block of a pair gives the work to both.
+//! A *pair* of blocks computes a tile of 256 rows: 256 tokens, or 256 columns of C with roles swapped. Each block has
+//! 128 of the rows, with their accumulators, and brings half of the columns' operand, which the other one's tensor
+//! cores read as well: so half of it is read from memory for each. The first block of a pair gives the work to both.
 //!
-//! Two pairs side by side may share their tokens (`multicast`): a cluster of four blocks computes two tiles with the same tokens, of which
-//! each block brings a quarter, half of what it needs itself, and the copy engine delivers it to the block of the other pair with the same rows as well.
+//! Two pairs side by side may share their tokens (`multicast`): a cluster of four blocks computes two tiles with the
+//! same tokens, of which each block brings a quarter, half of what it needs itself, and the copy engine delivers it to
+//! the block of the other pair with the same rows as well.
 //!
-//! Every strategy is made of the same phases. A [`TensorMultiplySpec`] says how they are put together; [`kernel`] is where it happens:
+//! Every strategy is made of the same phases. A [`TensorMultiplySpec`] says how they are put together; [`kernel`] is
+//! where it happens:
 //!
 //! - `work`: the groups, and which tile of which group a block computes next;
 //! - `pipeline`: the stages in shared memory, the accumulators in tensor memory, and the barriers of both;
@@ -27,8 +31,8 @@
 //! - `issue`: one thread gives the tensor cores their work;
 //! - `finish`: four warps bring sums to C.
 //!
-//! Where gate is *ahead* of up, over some last stages of k or over all of it, the finishing warps get its sums earlier and compute its
-//! function while up's products are summed.
+//! Where gate is *ahead* of up, over some last stages of k or over all of it, the finishing warps get its sums earlier
+//! and compute its function while up's products are summed.
 
 mod dequantise;
 mod finish;
@@ -61,8 +65,8 @@ pub(super) use work::TOKEN_WORDS;
 
 /// What the kernels are assembled for.
 pub(super) const TARGET: Target = Target::Sm100f;
-/// Warps that finish tiles: one for each quarter of tensor memory's lanes. Then those that bring weights, the one that brings tokens, and
-/// the one that multiplies.
+/// Warps that finish tiles: one for each quarter of tensor memory's lanes. Then those that bring weights, the one that
+/// brings tokens, and the one that multiplies.
 const FINISHING_WARPS: u32 = 4;
 const FINISHING_THREADS: u32 = FINISHING_WARPS * 32;
 /// The warp, one of those that finish, that allocates tensor memory and gives it back.
@@ -153,7 +157,8 @@ impl TensorMultiplySpec {
         self.multicast > 1
     }
 
-    /// Whether the gate's sums are handed over before the up matrix's are there: always where gate goes through k first.
+    /// Whether the gate's sums are handed over before the up matrix's are there: always where gate goes through k
+    /// first.
     fn gates_ahead(&self) -> bool {
         (self.ahead > 0 || self.products == Products::Sequential) && !self.leaves_sums()
     }
@@ -182,7 +187,8 @@ impl TensorMultiplySpec {
         }
     }
 
-    /// Into how many tiles of at most 128, each with a block of scales, `m` tokens are arranged, and the tokens of each but the last.
+    /// Into how many tiles of at most 128, each with a block of scales, `m` tokens are arranged, and the tokens of each
+    /// but the last.
     pub fn arranged(&self, m: u32) -> (u32, u32) {
         let (tiles, tokens) = self.cut(m);
         if self.tokens == PAIR_ROWS { (2 * tiles, BLOCK_ROWS) } else { (tiles, tokens) }
@@ -310,7 +316,8 @@ impl TensorMultiplySpec {
         if self.leaves_sums() { Output::F32 } else { self.output }
     }
 
-    /// Into how many tiles `m` tokens are cut, and the tokens of each but the last: alike in steps where tokens are columns.
+    /// Into how many tiles `m` tokens are cut, and the tokens of each but the last: alike in steps where tokens are
+    /// columns.
     pub fn cut(&self, m: u32) -> (u32, u32) {
         let tiles = m.div_ceil(self.tokens);
         if !self.swapped() {
@@ -329,7 +336,8 @@ impl TensorMultiplySpec {
         if self.paired() { Scope::Cluster } else { Scope::Block }
     }
 
-    /// The tensor map of a group's tokens of 16 bits: `m` rows of `k` numbers at `address`, and further parts `part_bytes` apart.
+    /// The tensor map of a group's tokens of 16 bits: `m` rows of `k` numbers at `address`, and further parts
+    /// `part_bytes` apart.
     pub fn token_map(&self, address: u64, [m, k]: [u32; 2], part_bytes: u64) -> TensorMap {
         let element = if self.element == Some(Tokens::F16) { Element::F16 } else { Element::Bf16 };
         let mut map = TensorMap {
@@ -503,8 +511,8 @@ impl Spec for TensorMultiplySpec {
 /// tiles, and the gate's limit. For experts: the tensor map of all rows, then what [`crate::phases::experts`] declares,
 /// and the gate's limit.
 ///
-/// Who waits for whom is in `pipeline`, and nowhere else; but that the finishing warps, of a pair those of both blocks, meet before tensor
-/// memory is given back.
+/// Who waits for whom is in `pipeline`, and nowhere else; but that the finishing warps, of a pair those of both blocks,
+/// meet before tensor memory is given back.
 pub fn kernel(config: TensorMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let cluster = config.paired().then_some([config.cluster_blocks(), 1, 1]);

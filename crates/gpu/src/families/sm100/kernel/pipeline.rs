@@ -1,22 +1,27 @@
-//! The stages in shared memory, the accumulators in tensor memory, and the protocol by which both are filled and emptied. Nothing else
-//! touches their barriers.
+//! The stages in shared memory, the accumulators in tensor memory, and the protocol by which both are filled and
+//! emptied. Nothing else touches their barriers.
 //!
-//! - *full*, per stage: an arrival by each producer, with its bytes where it copies; completes when all have landed. Who multiplies waits.
+//! - *full*, per stage: an arrival by each producer, with its bytes where it copies; completes when all have landed.
+//!   Who multiplies waits.
 //! - *empty*, per stage: one arrival, when all multiplications that read it are done. The producers wait.
-//! - *summed*, per set of accumulators: one arrival, when a tile's last multiplication is done. Who finishes tiles waits.
-//! - *gated*, per set: one arrival, when the last multiplication of gate is done, where that is ahead of up. Who finishes waits.
-//! - *drained*, per set: one arrival per finishing warp, when it has read the last of a tile. Who multiplies waits; only where a block
-//!   has several tiles.
+//! - *summed*, per set of accumulators: one arrival, when a tile's last multiplication is done. Who finishes tiles
+//!   waits.
+//! - *gated*, per set: one arrival, when the last multiplication of gate is done, where that is ahead of up. Who
+//!   finishes waits.
+//! - *drained*, per set: one arrival per finishing warp, when it has read the last of a tile. Who multiplies waits;
+//!   only where a block has several tiles.
 //!
-//! In a pair the first block multiplies for both, so it is told when both are full and drained, and tells both when they are empty and
-//! summed. The other block's idle multiplying warp waits for its own stages and passes that on: one arrival more at the first block's *full*.
+//! In a pair the first block multiplies for both, so it is told when both are full and drained, and tells both when
+//! they are empty and summed. The other block's idle multiplying warp waits for its own stages and passes that on: one
+//! arrival more at the first block's *full*.
 //!
-//! Where two pairs share tokens, every block brings half of its own and the other half comes from the other pair's block with the same
-//! rows: each announces all of it at its own *full*, whoever brings it. A stage is *empty* when both pairs are done with it, in all four blocks: two arrivals.
+//! Where two pairs share tokens, every block brings half of its own and the other half comes from the other pair's
+//! block with the same rows: each announces all of it at its own *full*, whoever brings it. A stage is *empty* when
+//! both pairs are done with it, in all four blocks: two arrivals.
 //!
-//! Stages are used in a ring through all tiles of a block, and so are sets. Every stage has columns of its own in tensor memory for its
-//! scales: the ISA does not order a copy of scales behind a multiplication that reads what the copy overwrites, but a stage that is full
-//! again has been empty, and so its multiplications are done.
+//! Stages are used in a ring through all tiles of a block, and so are sets. Every stage has columns of its own in
+//! tensor memory for its scales: the ISA does not order a copy of scales behind a multiplication that reads what the
+//! copy overwrites, but a stage that is full again has been empty, and so its multiplications are done.
 
 use ptx::descriptor::Swizzle;
 use ptx::instr::Semantics;
@@ -214,7 +219,8 @@ impl Pipeline {
         Some(k.shl(same, rank))
     }
 
-    /// The stage is empty, of a pair in both blocks and where two share tokens in those of both, when all that has been issued is done.
+    /// The stage is empty, of a pair in both blocks and where two share tokens in those of both, when all that has been
+    /// issued is done.
     pub fn release(&self, k: &mut Builder, turn: &Turn) {
         let empty = self.barrier(k, self.empty, turn.stage);
         let all = if self.config.shares() { Some(k.variable::<U16>(ALL_BLOCKS)) } else { self.partners(k) };
@@ -228,7 +234,8 @@ impl Pipeline {
         [set, k.and(rounds, 1)]
     }
 
-    /// Who multiplies waits until the accumulators of a tile have been read; those of the first round nobody has written.
+    /// Who multiplies waits until the accumulators of a tile have been read; those of the first round nobody has
+    /// written.
     pub fn wait_drained(&self, k: &mut Builder, round: Reg<U32>) {
         let Some(drained) = self.drained else { return };
         let [set, parity] = self.set(k, round);

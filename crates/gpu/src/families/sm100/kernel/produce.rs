@@ -1,5 +1,6 @@
-//! Two threads keep the stages filled, each on its own: one with weights and one with tokens, by plain copies of what lies in memory as it
-//! is wanted in shared memory. Tokens of 16 bits come through tensor maps, and weights then not from here.
+//! Two threads keep the stages filled, each on its own: one with weights and one with tokens, by plain copies of what
+//! lies in memory as it is wanted in shared memory. Tokens of 16 bits come through tensor maps, and weights then not
+//! from here.
 //!
 //! Tokens may still be on their way from the kernel before this one, so their thread waits for it. Weights are not.
 

@@ -1,6 +1,7 @@
-//! The groups of a launch, and the tiles they are cut into. The table of groups is the one that all kernels share; a second one, or tensor
-//! maps, say where their tokens are. The experts of a layer, whose numbers of tokens only the device knows, have one
-//! shape and stand in a layout in the device's memory, which a block copies to shared memory when it begins.
+//! The groups of a launch, and the tiles they are cut into. The table of groups is the one that all kernels share; a
+//! second one, or tensor maps, say where their tokens are. The experts of a layer, whose numbers of tokens only the
+//! device knows, have one shape and stand in a layout in the device's memory, which a block copies to shared memory
+//! when it begins.
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32, U64};
 
@@ -196,8 +197,9 @@ impl Work {
         }
     }
 
-    /// The first column of this pair's tile, and its tokens. Where the other pair has the group's last columns there are none left for this
-    /// one, which still brings its part of the tokens: it computes the other one's tile as well, of no tokens.
+    /// The first column of this pair's tile, and its tokens. Where the other pair has the group's last columns there
+    /// are none left for this one, which still brings its part of the tokens: it computes the other one's tile as well,
+    /// of no tokens.
     fn own_columns(&self, k: &mut Builder, n: Reg<U32>, first: Reg<U32>, tokens: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
         let Some(pair) = self.place.pair else { return (first, tokens) };
         let own = k.mul_add(pair, self.config.columns, first);

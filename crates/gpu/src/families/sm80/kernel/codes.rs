@@ -1,9 +1,9 @@
 //! NVFP4 by NVFP4: the main loop where tensor cores take codes and scales as they are.
 //!
-//! A multiplication covers a whole unit of k, so there are no slices, and nothing is made before it: a fragment's words and scales are read
-//! from a stage, tokens four eights at a time, the next four while the present ones are multiplied. Scales of four eights are one register: lane c
-//! of a quad has those of its eight, and each multiplication says which lane to look at. Of a fragment's scales, even lanes have those of
-//! rows r, odd ones those of rows r + 8.
+//! A multiplication covers a whole unit of k, so there are no slices, and nothing is made before it: a fragment's words
+//! and scales are read from a stage, tokens four eights at a time, the next four while the present ones are multiplied.
+//! Scales of four eights are one register: lane c of a quad has those of its eight, and each multiplication says which
+//! lane to look at. Of a fragment's scales, even lanes have those of rows r, odd ones those of rows r + 8.
 
 use ptx::instr::Mma;
 use ptx::{Addr, Builder, F32, Reg, Shared, U32};
@@ -25,7 +25,8 @@ pub(super) struct CodeOperands {
     tokens: [Eights; 2],
     /// Bytes from a unit's tokens to this lane's words.
     words_at: Reg<U32>,
-    /// Bytes from a unit's tokens to this lane's scales in the first four eights, and in the last four, which may be fewer.
+    /// Bytes from a unit's tokens to this lane's scales in the first four eights, and in the last four, which may be
+    /// fewer.
     scales_at: Reg<U32>,
     last_scales_at: Reg<U32>,
 }
@@ -79,7 +80,8 @@ impl CodeOperands {
         k.set(*scale, found);
     }
 
-    /// Reads four eights of tokens, or what there is of them, of a unit in which this lane's words and scales are at these addresses.
+    /// Reads four eights of tokens, or what there is of them, of a unit in which this lane's words and scales are at
+    /// these addresses.
     fn load_tokens(&self, k: &mut Builder, quad: u32, eights: u32, words: Addr<Shared>, scales: Addr<Shared>) {
         let Eights { words: registers, scales: register } = &self.tokens[quad as usize % 2];
         let first = quad * QUAD * EIGHT_BYTES;
@@ -93,8 +95,8 @@ impl CodeOperands {
         k.set(*register, found);
     }
 
-    /// One unit: its weights, of which this lane's words and scales are at these addresses and fragments have these strips, by its tokens, which
-    /// begin at an address and constants behind it, to these sums of each fragment.
+    /// One unit: its weights, of which this lane's words and scales are at these addresses and fragments have these
+    /// strips, by its tokens, which begin at an address and constants behind it, to these sums of each fragment.
     pub fn multiply(
         &self,
         k: &mut Builder,

@@ -1,10 +1,11 @@
-//! The main loop of a warp: operands of the next slice are read and made while the tensor cores multiply the present one.
+//! The main loop of a warp: operands of the next slice are read and made while the tensor cores multiply the present
+//! one.
 //!
-//! A slice is 16 of k. Where a token is the sum of several parts, a slice is multiplied with each: a *step* is a slice and a part. The
-//! tokens of the next step and the weights of the next slice are made ready before the multiplications of the present step, in a second
-//! set of registers. Words and scales of the next unit are read in its last slice but one, when the last slice has been made of the
-//! present ones. In the middle of the last unit of a stage the next stage is awaited, and what is copied then stands between the
-//! multiplications of the slice that follows; see `pipeline`.
+//! A slice is 16 of k. Where a token is the sum of several parts, a slice is multiplied with each: a *step* is a slice
+//! and a part. The tokens of the next step and the weights of the next slice are made ready before the multiplications
+//! of the present step, in a second set of registers. Words and scales of the next unit are read in its last slice but
+//! one, when the last slice has been made of the present ones. In the middle of the last unit of a stage the next stage
+//! is awaited, and what is copied then stands between the multiplications of the slice that follows; see `pipeline`.
 
 use ptx::{Addr, Builder, F32, Reg, Shared, U32};
 

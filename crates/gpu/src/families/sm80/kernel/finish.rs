@@ -1,8 +1,9 @@
 //! From sums to C: warps that share k add theirs up, then scale, gate, round, store.
 //!
-//! A thread holds, for each eight tokens, two neighbouring tokens of a column; the eight lanes beside it hold the next columns. *Direct*
-//! stores write each element from where it is. *Staged* ones turn values around in the memory of the stages, so that threads can write
-//! sixteen bytes of a row of C each. Where two blocks share k, sums are left as they are, a plane of them per block and matrix.
+//! A thread holds, for each eight tokens, two neighbouring tokens of a column; the eight lanes beside it hold the next
+//! columns. *Direct* stores write each element from where it is. *Staged* ones turn values around in the memory of the
+//! stages, so that threads can write sixteen bytes of a row of C each. Where two blocks share k, sums are left as they
+//! are, a plane of them per block and matrix.
 
 use ptx::{Addr, Builder, F32, Global, Pred, Reg, Shared, U32, U64};
 
@@ -23,7 +24,8 @@ pub(super) fn combine_bytes(config: &WarpMultiplySpec) -> u32 {
     (division.along_k - 1) * division.along_n * config.sums() * WORD_ROW
 }
 
-/// Bytes from one token to the next where values are turned around: one access more than they need, against bank conflicts.
+/// Bytes from one token to the next where values are turned around: one access more than they need, against bank
+/// conflicts.
 fn pitch(config: &WarpMultiplySpec) -> u32 {
     config.columns * config.output.bytes() as u32 + 16
 }
@@ -71,7 +73,8 @@ pub(super) fn combine(k: &mut Builder, parts: &Parts, consumer: &Consumer) {
     });
 }
 
-/// What a thread holds of one column: where it is among the warp's, and gate and up sums of pairs of tokens, eight tokens apart.
+/// What a thread holds of one column: where it is among the warp's, and gate and up sums of pairs of tokens, eight
+/// tokens apart.
 struct Column {
     first: u32,
     gate: Vec<[Reg<F32>; 2]>,

@@ -7,8 +7,8 @@ use super::{SLICES, STRIP_CODES, STRIP_SCALES, TOKEN_BYTES, Tokens};
 use crate::pack::Codes;
 use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, scale_pair};
 
-/// One thread's share of a fragment of weights: words and scales as they come, and what was made of them. Index 0 is the strip of rows
-/// r, index 1 that of rows r + 8.
+/// One thread's share of a fragment of weights: words and scales as they come, and what was made of them. Index 0 is
+/// the strip of rows r, index 1 that of rows r + 8.
 pub(super) struct Weights {
     element: Tokens,
     order: Codes,
@@ -16,7 +16,8 @@ pub(super) struct Weights {
     plain: Option<Reg<U32>>,
     words: [[Reg<U32>; 2]; 2],
     scales: [Reg<U32>; 2],
-    /// Scales of the two slices that one word covers, or where words are plain codes those of the two words, as a pair of floats.
+    /// Scales of the two slices that one word covers, or where words are plain codes those of the two words, as a pair
+    /// of floats.
     pairs: [Reg<U32>; 2],
     /// The slice that is multiplied, and the one after it.
     sets: [[Reg<U32>; 4]; 2],
@@ -41,15 +42,15 @@ impl Weights {
         [k.shl(lane, 3), k.shl(row, 2)]
     }
 
-    /// Bits by which a lane shifts scales to have its own below: of the two steps that a plain word is of, lanes 0 and 1 of a quad have
-    /// the first, lanes 2 and 3 the second.
+    /// Bits by which a lane shifts scales to have its own below: of the two steps that a plain word is of, lanes 0 and
+    /// 1 of a quad have the first, lanes 2 and 3 the second.
     pub fn scale_shift(k: &mut Builder, lane: Reg<U32>) -> Reg<U32> {
         let later = k.and(lane, 2);
         k.shl(later, 2)
     }
 
-    /// Reads the words and scales of a unit. `codes` and `scales` are where the lane's are in the unit's first strip; `strips` are the
-    /// two of this fragment.
+    /// Reads the words and scales of a unit. `codes` and `scales` are where the lane's are in the unit's first strip;
+    /// `strips` are the two of this fragment.
     pub fn load(&self, k: &mut Builder, codes: Addr<Shared>, scales: Addr<Shared>, strips: [u32; 2]) {
         for (row, strip) in strips.into_iter().enumerate() {
             let words: [Reg<U32>; 2] = k.load_vector(codes.plus((strip * STRIP_CODES).cast_signed()));
@@ -60,7 +61,8 @@ impl Weights {
         }
     }
 
-    /// Makes the fragment of one slice. Slices are made in their order: the first of a word also makes the pair of scales for both.
+    /// Makes the fragment of one slice. Slices are made in their order: the first of a word also makes the pair of
+    /// scales for both.
     pub fn dequantise(&self, k: &mut Builder, set: usize, slice: u32) {
         let (word, second) = (slice as usize / 2, slice as usize % 2);
         for row in 0..2 {
@@ -94,8 +96,8 @@ impl Weights {
         }
     }
 
-    /// The two pairs of plain codes that a word holds for one slice, each where the element has its exponent and mantissa: a word's codes lie
-    /// in its halves as their pairs do.
+    /// The two pairs of plain codes that a word holds for one slice, each where the element has its exponent and
+    /// mantissa: a word's codes lie in its halves as their pairs do.
     fn plain_codes(&self, k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
         // Bits 15 and 9..12 of a half are a code's value times 2⁻¹⁴, bits 15 and 6..9 of a bfloat16 times 2⁻¹²⁶.
         let (place, mask) = if self.element == Tokens::F16 { (9, 0x0e00_0e00u32) } else { (6, 0x01c0_01c0) };
@@ -126,8 +128,8 @@ impl Weights {
         k.fma(value, second, nothing).cast()
     }
 
-    /// Two pairs of codes times the first or second scale of a pair. bfloat16 has no multiplication of its own on every GPU that this
-    /// is for; adding −0 to a product changes nothing.
+    /// Two pairs of codes times the first or second scale of a pair. bfloat16 has no multiplication of its own on every
+    /// GPU that this is for; adding −0 to a product changes nothing.
     fn scaled(&self, k: &mut Builder, pair: Reg<U32>, second: usize, codes: [Reg<U32>; 2]) -> [Reg<U32>; 2] {
         if self.element == Tokens::F16 {
             let scale = k.unpack_pair(pair.cast::<F16x2>())[second];
@@ -151,7 +153,8 @@ pub(super) struct TokenFragments {
     /// Whether the weights' words are plain codes.
     plain: bool,
     sets: [Vec<[Reg<U32>; 2]>; 2],
-    /// Bytes from a unit's tokens to the row that this lane gives the address of, for each slice; or to what it reads of the first eight.
+    /// Bytes from a unit's tokens to the row that this lane gives the address of, for each slice; or to what it reads
+    /// of the first eight.
     rows: [Reg<U32>; SLICES as usize],
 }
 
@@ -162,7 +165,8 @@ impl TokenFragments {
         TokenFragments { plain, sets, rows }
     }
 
-    /// For plain codes, a lane has neighbours along k: of the two slices that a word is of, four columns each of the word's eight.
+    /// For plain codes, a lane has neighbours along k: of the two slices that a word is of, four columns each of the
+    /// word's eight.
     fn plain_rows(k: &mut Builder, lane: Reg<U32>) -> [Reg<U32>; SLICES as usize] {
         let (row, quarter) = (k.shr(lane, 2), k.and(lane, 3));
         let (turned, first) = (turned(k, row, true), k.shl(row, TOKEN_BYTES.trailing_zeros()));
@@ -209,8 +213,8 @@ impl TokenFragments {
     }
 }
 
-/// By what the pieces of a token's row are permuted, so that those that are read together lie in different banks. `ldmatrix` reads the same piece
-/// of eight rows; with plain codes, four pieces of two rows are read at a time.
+/// By what the pieces of a token's row are permuted, so that those that are read together lie in different banks.
+/// `ldmatrix` reads the same piece of eight rows; with plain codes, four pieces of two rows are read at a time.
 pub(super) fn turned(k: &mut Builder, row: Reg<U32>, plain: bool) -> Reg<U32> {
     let row = k.and(row, 7);
     if !plain {

@@ -1,14 +1,16 @@
 //! What each thread copies of a stage: pieces of sixteen bytes, in rounds of one piece per thread.
 //!
-//! Where a piece comes from is worked out once per tile; from stage to stage only its distance along k changes. Tokens beyond the
-//! tile's come as zeros, and so do columns and units of weights beyond k. Rows of weights beyond the last chunk are replaced by those of
-//! that: their sums are not stored.
+//! Where a piece comes from is worked out once per tile; from stage to stage only its distance along k changes. Tokens
+//! beyond the tile's come as zeros, and so do columns and units of weights beyond k. Rows of weights beyond the last
+//! chunk are replaced by those of that: their sums are not stored.
 //!
-//! Pieces are copied one by one between multiplications, without a branch: behind one the assembler would have nothing to put them between, and
-//! all warps would copy at the same time, right after the barrier, while no tensor core has anything to do.
+//! Pieces are copied one by one between multiplications, without a branch: behind one the assembler would have nothing
+//! to put them between, and all warps would copy at the same time, right after the barrier, while no tensor core has
+//! anything to do.
 //!
-//! A token's 128 bytes of a unit lie in a row, the eight pieces of which are permuted by the row's number, so that pieces that are read
-//! together lie in different banks. Tokens that stay codes have been arranged in strips, and lie in a stage as they come.
+//! A token's 128 bytes of a unit lie in a row, the eight pieces of which are permuted by the row's number, so that
+//! pieces that are read together lie in different banks. Tokens that stay codes have been arranged in strips, and lie
+//! in a stage as they come.
 
 use ptx::{Addr, Builder, Global, Reg, S32, Shared, U32, U64};
 
@@ -47,7 +49,8 @@ struct Piece {
     from: Reg<U64>,
     /// Where it goes, from the start of the stage.
     to: Place,
-    /// Columns of k, or units, that there still are from there on: none or less means zeros. Nothing where there always are some.
+    /// Columns of k, or units, that there still are from there on: none or less means zeros. Nothing where there always
+    /// are some.
     left: Option<Reg<S32>>,
     /// Whether there is such a piece: the last round may need fewer threads.
     exists: Option<ptx::Pred>,
@@ -229,7 +232,8 @@ impl Weights {
         }
     }
 
-    /// Pieces of a unit: the codes of its strips, then their scales; with two matrices the strips of the first come first.
+    /// Pieces of a unit: the codes of its strips, then their scales; with two matrices the strips of the first come
+    /// first.
     fn piece(
         &self,
         k: &mut Builder,

@@ -1,17 +1,18 @@
 //! The products of a tile with `mma.sync`: weights dequantised in registers, tokens and weights brought by `cp.async`.
 //!
-//! Weights are the rows of a multiplication (16) and tokens its columns (8), so that any small number of tokens is met well. A
-//! *fragment* is 16 rows: with gate and up interleaved eight columns of C, rows r from the gate and rows r + 8 from the up matrix, so
-//! that one thread has both sums of the same elements; else sixteen columns of one matrix. Warps share the fragments of a tile out
-//! among themselves, and the steps of k where there are few fragments; never the tokens, since whatever two warps have in common they
-//! would both dequantise.
+//! Weights are the rows of a multiplication (16) and tokens its columns (8), so that any small number of tokens is met
+//! well. A *fragment* is 16 rows: with gate and up interleaved eight columns of C, rows r from the gate and rows r + 8
+//! from the up matrix, so that one thread has both sums of the same elements; else sixteen columns of one matrix. Warps
+//! share the fragments of a tile out among themselves, and the steps of k where there are few fragments; never the
+//! tokens, since whatever two warps have in common they would both dequantise.
 //!
-//! Where the target's tensor cores take NVFP4 itself, weights are packed for that ([`crate::pack::pack_codes`]), and NVFP4 tokens, arranged
-//! alike (by `sm120`), meet them as they are: one multiplication covers a unit of k, and nothing is dequantised. Tokens of 16 bits
-//! meet the same weights dequantised, from their other order.
+//! Where the target's tensor cores take NVFP4 itself, weights are packed for that ([`crate::pack::pack_codes`]), and
+//! NVFP4 tokens, arranged alike (by `sm120`), meet them as they are: one multiplication covers a unit of k, and nothing
+//! is dequantised. Tokens of 16 bits meet the same weights dequantised, from their other order.
 //!
-//! All threads copy and all compute. `pipeline` has the stages in shared memory and the one barrier per stage; `load` what each
-//! thread copies; `fragments` and `consume` the multiplications, `codes` those of NVFP4 by NVFP4; `finish` the way from sums to C; `work` which tile is whose.
+//! All threads copy and all compute. `pipeline` has the stages in shared memory and the one barrier per stage; `load`
+//! what each thread copies; `fragments` and `consume` the multiplications, `codes` those of NVFP4 by NVFP4; `finish`
+//! the way from sums to C; `work` which tile is whose.
 
 mod codes;
 mod consume;
@@ -121,8 +122,8 @@ impl WarpMultiplySpec {
         if self.products == Products::Sequential { 2 } else { 1 }
     }
 
-    /// The fragments that each warp of a tile should have: two where that is possible, so that tokens are read for both at once, and more
-    /// where warps would not suffice.
+    /// The fragments that each warp of a tile should have: two where that is possible, so that tokens are read for both
+    /// at once, and more where warps would not suffice.
     pub fn sensible_fragments(products: Products, columns: u32) -> u32 {
         match columns / fragment_columns(products) {
             rows if !rows.is_multiple_of(2) => 1,
@@ -199,7 +200,8 @@ impl WarpMultiplySpec {
         (65_536 / (self.resident * self.threads()) / 8 * 8).min(MOST_REGISTERS)
     }
 
-    /// Bytes of the stages, which are also where sums meet and values are turned around when nobody reads them any more.
+    /// Bytes of the stages, which are also where sums meet and values are turned around when nobody reads them any
+    /// more.
     fn region_bytes(&self) -> u32 {
         let stages = self.stages * self.stage_bytes();
         stages.max(finish::combine_bytes(self)).max(finish::staging_bytes(self))
@@ -316,9 +318,10 @@ impl Spec for WarpMultiplySpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the table of the groups' tokens (address, and bytes from one part to the next), the table
-/// of groups, that of biases if there are some, the number of tiles, and the gate's limit. For experts: all rows, bytes
-/// from one part of them to the next, then what [`ExpertWork`](crate::phases::experts) declares, and the gate's limit.
+/// Builds the kernel. Its arguments, in order: the table of the groups' tokens (address, and bytes from one part to the
+/// next), the table of groups, that of biases if there are some, the number of tiles, and the gate's limit. For
+/// experts: all rows, bytes from one part of them to the next, then what [`ExpertWork`](crate::phases::experts)
+/// declares, and the gate's limit.
 pub fn kernel(config: WarpMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(config.resident) };

@@ -1,10 +1,10 @@
 //! The stages in shared memory, and the protocol by which they are filled and emptied.
 //!
-//! Every thread copies its pieces of a stage and closes a group for them, also where there are none, so that groups and stages count
-//! alike. While stage s is multiplied, stage s + 1 is already read: so in the middle of s all threads wait for their copies of s + 1
-//! and meet at the block's barrier. That tells each of them two things: s + 1 is there, and stage s − 1 has been read by all, so its
-//! place can be filled with stage s − 1 + `stages`, which is done piece by piece between the multiplications that follow. Nothing else touches
-//! groups or that barrier while stages are in use.
+//! Every thread copies its pieces of a stage and closes a group for them, also where there are none, so that groups and
+//! stages count alike. While stage s is multiplied, stage s + 1 is already read: so in the middle of s all threads wait
+//! for their copies of s + 1 and meet at the block's barrier. That tells each of them two things: s + 1 is there, and
+//! stage s − 1 has been read by all, so its place can be filled with stage s − 1 + `stages`, which is done piece by
+//! piece between the multiplications that follow. Nothing else touches groups or that barrier while stages are in use.
 
 use ptx::{Builder, Reg, SharedRegion, U32};
 
@@ -15,7 +15,8 @@ use op::Schedule;
 /// The stages.
 pub(super) struct Pipeline {
     config: WarpMultiplySpec,
-    /// Stages one after another, each its units' tokens, then its units' weights. Afterwards whatever is left to be turned around.
+    /// Stages one after another, each its units' tokens, then its units' weights. Afterwards whatever is left to be
+    /// turned around.
     pub region: SharedRegion,
 }
 
@@ -36,8 +37,8 @@ impl Pipeline {
         Pipeline { config, region: k.shared("stages", config.region_bytes(), 128) }
     }
 
-    /// Asks for as many stages as there are places but one, and waits for the first, which there is. Whoever may still read what lies there
-    /// is waited for.
+    /// Asks for as many stages as there are places but one, and waits for the first, which there is. Whoever may still
+    /// read what lies there is waited for.
     pub fn start(&self, k: &mut Builder, copies: &Copies, stages: Reg<U32>) -> Turn {
         let first = k.shared_address(self.region);
         let turn =

@@ -1,6 +1,7 @@
-//! The groups of a launch, and the tiles they are cut into. The table of groups is the one that all kernels share; tokens, which have
-//! no tensor map here, stand in a second one. The experts of a layer, whose numbers of tokens only the device knows, have one shape, and
-//! stand in a layout in the device's memory, which a block copies to shared memory when it begins.
+//! The groups of a launch, and the tiles they are cut into. The table of groups is the one that all kernels share;
+//! tokens, which have no tensor map here, stand in a second one. The experts of a layer, whose numbers of tokens only
+//! the device knows, have one shape, and stand in a layout in the device's memory, which a block copies to shared
+//! memory when it begins.
 
 use ptx::{Builder, F32, ParamTable, Reg, SpecialRegister, U32, U64};
 

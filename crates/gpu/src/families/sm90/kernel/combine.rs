@@ -1,11 +1,12 @@
 //! Sums of the same elements that different warpgroups, or the two blocks of a cluster, hold are added up.
 //!
-//! Two warpgroups that share k of the same columns: the second leaves its sums in shared memory, and the first adds them to its
-//! own and alone goes on to C.
+//! Two warpgroups that share k of the same columns: the second leaves its sums in shared memory, and the first adds
+//! them to its own and alone goes on to C.
 //!
 //! Two blocks that share k: each is to finish one half of the tile's tokens. A block sends its sums of the other half
-//! straight into the other's shared memory, where a barrier counts their bytes, and adds what it receives to its own half.
-//! Both blocks announce, once their barriers are made, that they can receive; nobody sends before the other has announced.
+//! straight into the other's shared memory, where a barrier counts their bytes, and adds what it receives to its own
+//! half. Both blocks announce, once their barriers are made, that they can receive; nobody sends before the other has
+//! announced.
 
 use ptx::instr::Semantics;
 use ptx::{Addr, Barriers, Builder, Cluster, F32, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32};
@@ -69,8 +70,8 @@ impl Combine {
         }
     }
 
-    /// Afterwards the warpgroups that finish hold complete sums, in a cluster those of their half of the tokens in the first
-    /// half of the registers.
+    /// Afterwards the warpgroups that finish hold complete sums, in a cluster those of their half of the tokens in the
+    /// first half of the registers.
     pub fn combine(&self, k: &mut Builder, consumer: &Consumer) {
         if let Some(region) = self.between_warpgroups {
             self.join_warpgroups(k, consumer, region);

@@ -1,13 +1,14 @@
 //! A consumer warpgroup: its part of each tile, from the first stage to C.
 //!
-//! The main loop goes through k stage by stage, and through the units of a stage one after another: where a unit is within
-//! its stage is known when the kernel is built, so only a change of stage costs instructions. The last stage, which may
-//! hold fewer units, stands apart, and the loop before it never asks whether there is more. Within a unit there are two ways.
+//! The main loop goes through k stage by stage, and through the units of a stage one after another: where a unit is
+//! within its stage is known when the kernel is built, so only a change of stage costs instructions. The last stage,
+//! which may hold fewer units, stands apart, and the loop before it never asks whether there is more. Within a unit
+//! there are two ways.
 //!
-//! *Fine*, where multiplications are long: it holds four fragments, one per slice of a unit, and runs two of them ahead.
-//! Fragment j + 2 is dequantised while the tensor cores multiply fragments j and j + 1, so at most two groups are ever in
-//! flight. Each multiplication is a group of its own; once no more than two are in flight, the one that read the fragment to
-//! be made anew is done. The words of the next unit are read before the third multiplication.
+//! *Fine*, where multiplications are long: it holds four fragments, one per slice of a unit, and runs two of them
+//! ahead. Fragment j + 2 is dequantised while the tensor cores multiply fragments j and j + 1, so at most two groups
+//! are ever in flight. Each multiplication is a group of its own; once no more than two are in flight, the one that
+//! read the fragment to be made anew is done. The words of the next unit are read before the third multiplication.
 //!
 //! *Coarse*, where they are short and waiting for each would take longer: it holds two sets of four fragments, and
 //! dequantises one unit while the tensor cores multiply the one before, a group of four.
@@ -36,7 +37,8 @@ pub(super) struct Consumer {
     /// The warpgroup's place along n, and along k.
     pub along_n: Reg<U32>,
     pub along_k: Reg<U32>,
-    /// Bytes from a stage's weights to this lane's words, and to its row's scales, in the first of the warpgroup's chunks.
+    /// Bytes from a stage's weights to this lane's words, and to its row's scales, in the first of the warpgroup's
+    /// chunks.
     words_at: Reg<U32>,
     scales_at: Reg<U32>,
     /// Fragments for each block of rows.
@@ -171,8 +173,9 @@ impl Consumer {
         }
     }
 
-    /// Which stages of a share are this warpgroup's: with two along k each has the stages of one parity, so that it waits for
-    /// every round of them. Leaves the first one in `turn`, and says how many there are, and how many units the last one holds.
+    /// Which stages of a share are this warpgroup's: with two along k each has the stages of one parity, so that it
+    /// waits for every round of them. Leaves the first one in `turn`, and says how many there are, and how many units
+    /// the last one holds.
     fn own_stages(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share) -> [Reg<U32>; 2] {
         let units = self.config.units;
         let full = k.mul(share.stages, units);
@@ -198,7 +201,8 @@ impl Consumer {
         [stages, k.select(mine, last, units)]
     }
 
-    /// Whether there are so few stages that the next one is the present one: it cannot be waited for before it is released.
+    /// Whether there are so few stages that the next one is the present one: it cannot be waited for before it is
+    /// released.
     fn alone(&self) -> bool {
         self.config.stages <= self.config.division().along_k
     }
@@ -275,7 +279,8 @@ impl Consumer {
         }
     }
 
-    /// Fragments 0 and 1 are ready; 2 and 3, and then the next unit's 0 and 1, are made while the tensor cores are busy.
+    /// Fragments 0 and 1 are ready; 2 and 3, and then the next unit's 0 and 1, are made while the tensor cores are
+    /// busy.
     fn unit_fine(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
         self.multiply(k, 0, &[0], walk, unit);
         self.refill(k, 2);
@@ -297,7 +302,8 @@ impl Consumer {
         self.leave(k, parts, walk, ahead);
     }
 
-    /// The unit's set of fragments is ready; the next unit's, in the other set, is made while the tensor cores are busy.
+    /// The unit's set of fragments is ready; the next unit's, in the other set, is made while the tensor cores are
+    /// busy.
     fn unit_coarse(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
         let set = unit.place as usize % 2;
         // What is in this stage can be read at once; another one may have to be waited for.
@@ -337,7 +343,8 @@ impl Consumer {
         self.enter(k, parts, walk, next);
     }
 
-    /// Goes on to the next stage, if that is what comes. The present one will be released when its last multiplication is done.
+    /// Goes on to the next stage, if that is what comes. The present one will be released when its last multiplication
+    /// is done.
     fn leave(&self, k: &mut Builder, parts: &Parts, walk: &Walk, ahead: Ahead) {
         if let Ahead::Stage = ahead {
             parts.pipe.note(k, &walk.here, walk.pending);
@@ -378,8 +385,8 @@ impl Consumer {
         self.dequantise(k, 0, &[slice]);
     }
 
-    /// Starts the multiplications of some slices, as one group. A fence stands before each group, since a fragment has been
-    /// written before each; where one is missing, the assembler puts one in, and says so.
+    /// Starts the multiplications of some slices, as one group. A fence stands before each group, since a fragment has
+    /// been written before each; where one is missing, the assembler puts one in, and says so.
     fn multiply(&self, k: &mut Builder, set: usize, slices: &[usize], walk: &Walk, unit: Unit) {
         k.phase("multiply", |k| {
             let part_bytes = self.config.tokens * TOKEN_BYTES;

@@ -1,8 +1,8 @@
 //! From complete sums to C: scale, gate, round, store.
 //!
-//! A thread holds, for each eight tokens, two neighbouring tokens of one column; the eight lanes beside it hold the next
-//! columns. *Direct* stores write each element from where it is. *Staged* ones turn the warpgroup's values around in shared
-//! memory, by `stmatrix` where they have 16 bits, so that threads can write sixteen bytes of a row of C each.
+//! A thread holds, for each eight tokens, two neighbouring tokens of one column; the eight lanes beside it hold the
+//! next columns. *Direct* stores write each element from where it is. *Staged* ones turn the warpgroup's values around
+//! in shared memory, by `stmatrix` where they have 16 bits, so that threads can write sixteen bytes of a row of C each.
 
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Reg, Shared, SharedRegion, SpecialRegister, U32};
 

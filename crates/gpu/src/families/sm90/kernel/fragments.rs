@@ -1,8 +1,8 @@
 //! Codes and scales of two chunks become a fragment of weights: wgmma's A operand, in the registers of a warpgroup.
 //!
 //! A code's bits, put where a half has exponent and mantissa, are w · 2⁻¹⁴; times scale · 2⁷ that is w · s · 2⁻⁷. For
-//! bfloat16 the places are others, and w · 2⁻¹²⁶ times scale · 2¹¹⁹ is the same w · s · 2⁻⁷. All factors and the product
-//! are exact. The layout of words and scale bytes is described in [`crate::pack`].
+//! bfloat16 the places are others, and w · 2⁻¹²⁶ times scale · 2¹¹⁹ is the same w · s · 2⁻⁷. All factors and the
+//! product are exact. The layout of words and scale bytes is described in [`crate::pack`].
 
 use ptx::instr::{Arith, BinaryOp, FloatMode};
 use ptx::{Addr, Bf16x2, Builder, DataType, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
@@ -14,11 +14,11 @@ use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats,
 /// Steps of 16 along k in a unit of 64: one wgmma each.
 const SLICES: usize = 4;
 
-/// One thread's share of a block of rows: words and scales as they come, and the fragments made of them. Index 0 is the chunk
-/// of rows r, index 1 that of rows r + 8.
+/// One thread's share of a block of rows: words and scales as they come, and the fragments made of them. Index 0 is the
+/// chunk of rows r, index 1 that of rows r + 8.
 ///
-/// A word covers two slices, so a unit has two words. The *fresh* ones are of the unit that was read last; what of it the
-/// second two slices need is *kept*, so that the next unit can be read before those are made.
+/// A word covers two slices, so a unit has two words. The *fresh* ones are of the unit that was read last; what of it
+/// the second two slices need is *kept*, so that the next unit can be read before those are made.
 pub(super) struct Fragments {
     element: Tokens,
     order: Codes,
@@ -72,8 +72,8 @@ impl Fragments {
         }
     }
 
-    /// Makes the fragment of one slice in one set. Slices are made in their order: the first of a word also makes the pair of
-    /// scales for both, and the second one keeps what the next word needs.
+    /// Makes the fragment of one slice in one set. Slices are made in their order: the first of a word also makes the
+    /// pair of scales for both, and the second one keeps what the next word needs.
     pub fn dequantise(&self, k: &mut Builder, set: usize, slice: usize) {
         k.phase("dequantise", |k| {
             let (word, second) = (slice / 2, slice % 2);

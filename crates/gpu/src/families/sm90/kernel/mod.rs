@@ -1,27 +1,29 @@
-//! The Hopper kernels: C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ), tokens A (m × k) in 16 bits times FP4 weights B (n × k), for one
-//! problem or for a ragged group of them in one launch.
+//! The Hopper kernels: C = gate(α₁·A·B1ᵀ) ∘ (α₂·A·B2ᵀ), tokens A (m × k) in 16 bits times FP4 weights B (n × k), for
+//! one problem or for a ragged group of them in one launch.
 //!
 //! Hopper's tensor cores know no FP4, so the weights become halves (or bfloat16) in registers, exactly, on their way to
-//! `wgmma`. That works because wgmma takes its A operand from registers: the roles are swapped, weight rows are the M = 64
-//! side and tokens the N side, any multiple of 8 of them.
+//! `wgmma`. That works because wgmma takes its A operand from registers: the roles are swapped, weight rows are the M =
+//! 64 side and tokens the N side, any multiple of 8 of them.
 //!
-//! Every strategy is made of the same phases. A [`MultiplySpec`] says how they are put together; [`kernel`] is where it happens:
+//! Every strategy is made of the same phases. A [`MultiplySpec`] says how they are put together; [`kernel`] is where it
+//! happens:
 //!
 //! - `work`: the groups, and which tile of which group a block computes next, also where only the device knows them;
 //! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
-//! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by bulk copy;
+//! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by
+//!   bulk copy;
 //! - `fragments`: codes and scales of a chunk become a fragment of weights;
 //! - `consume`: the main loop, one warpgroup's fragments against the tokens of a stage;
 //! - `combine`: sums of the same elements that several warpgroups or blocks hold are added up;
 //! - `epilogue`: the gate, the rounding, and the way to C.
 //!
-//! A *block of rows* is what one wgmma covers: 64 weight rows from two chunks (see [`crate::pack`]). Where gate and up are
-//! interleaved, the two chunks are of the same 32 columns of both matrices, so a thread holds a column's gate and up
-//! sums side by side; elsewhere they are 64 neighbouring columns of one matrix.
+//! A *block of rows* is what one wgmma covers: 64 weight rows from two chunks (see [`crate::pack`]). Where gate and up
+//! are interleaved, the two chunks are of the same 32 columns of both matrices, so a thread holds a column's gate and
+//! up sums side by side; elsewhere they are 64 neighbouring columns of one matrix.
 //!
-//! A multiprocessor has one block with all of its shared memory and registers; or, where few tokens need little of both, two.
-//! Then a launch begins beside the one before it: while that one computes, its blocks ask for the weights of their first
-//! stages, which depend on nobody, and wait for their tokens.
+//! A multiprocessor has one block with all of its shared memory and registers; or, where few tokens need little of
+//! both, two. Then a launch begins beside the one before it: while that one computes, its blocks ask for the weights of
+//! their first stages, which depend on nobody, and wait for their tokens.
 //!
 //! **Below about 100 tokens the bottleneck is instruction issue.** A wgmma of 64 rows, T tokens and 16 of k takes T/2
 //! cycles of the tensor core, and a warp issues one instruction per cycle: dequantising the operand, loading its words
@@ -54,11 +56,12 @@ use work::Work;
 pub const UNIT: u32 = 64;
 /// Bytes of a token in one unit of k.
 const TOKEN_BYTES: u32 = UNIT * 2;
-/// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles, since
-/// registers do not suffice for so many main loops then.
+/// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles,
+/// since registers do not suffice for so many main loops then.
 const WIDTH_STEP: u32 = 16;
 const WIDTH_STEP_PERSISTENT: u32 = 32;
-/// Tokens of the widest tiles of experts of which the widths are as many as registers suffice for also with the smaller step.
+/// Tokens of the widest tiles of experts of which the widths are as many as registers suffice for also with the smaller
+/// step.
 const MOST_TOKENS_IN_FINE_STEPS: u32 = 160;
 /// The least such width: below it, dequantising takes as long whatever the width.
 const LEAST_WIDTH: u32 = 64;
@@ -66,12 +69,12 @@ const LEAST_WIDTH: u32 = 64;
 const COARSE_TOKENS: u32 = 64;
 /// The most stages a pipeline may have.
 const MOST_STAGES: u32 = 16;
-/// Shared memory that each of two blocks on a multiprocessor can have: half of its 228 KB, less the 1 KB that each block
-/// costs. And the registers of their producers and consumers.
+/// Shared memory that each of two blocks on a multiprocessor can have: half of its 228 KB, less the 1 KB that each
+/// block costs. And the registers of their producers and consumers.
 const SHARED_OF_TWO: u32 = (228 / 2 - 1) * 1024;
 const BUDGETS_OF_TWO: (u32, u32) = (32, 104);
-/// Tokens with which four warpgroups dequantise two blocks of rows, two of them each: fewer are bound by memory, and with more
-/// the tensor cores are busy enough, nor are there registers.
+/// Tokens with which four warpgroups dequantise two blocks of rows, two of them each: fewer are bound by memory, and
+/// with more the tensor cores are busy enough, nor are there registers.
 const SHARING_TOKENS: RangeInclusive<u32> = 40..=64;
 
 /// How a kernel is put together.
@@ -139,8 +142,8 @@ impl MultiplySpec {
         if self.products == Products::Sequential { 2 } else { 1 }
     }
 
-    /// Whether two blocks of rows have two warpgroups each, every other stage for one of them. Unrolled for four units, their
-    /// loop would need more registers.
+    /// Whether two blocks of rows have two warpgroups each, every other stage for one of them. Unrolled for four units,
+    /// their loop would need more registers.
     fn shared_rows(&self) -> bool {
         let simple = self.passes() == 1 && self.units < 4 && self.stages.is_multiple_of(2);
         simple && SHARING_TOKENS.contains(&self.tokens)
@@ -198,8 +201,8 @@ impl MultiplySpec {
         [self.tokens * self.element.parts() * TOKEN_BYTES, self.chunks() * crate::pack::CHUNK_BYTES]
     }
 
-    /// Blocks that a multiprocessor holds at a time. Where there is room for two, the next launch's blocks begin beside the
-    /// present one's and ask for their weights while those still compute.
+    /// Blocks that a multiprocessor holds at a time. Where there is room for two, the next launch's blocks begin beside
+    /// the present one's and ask for their weights while those still compute.
     pub fn resident(&self) -> u32 {
         let registers = self.held_registers() + self.spare_registers();
         let fits = self.shared_bytes() <= SHARED_OF_TWO && registers <= BUDGETS_OF_TWO.1;
@@ -218,7 +221,8 @@ impl MultiplySpec {
         }
     }
 
-    /// Sets of fragments of a consumer: two with the coarse main loop, which is for few tokens and several units a stage.
+    /// Sets of fragments of a consumer: two with the coarse main loop, which is for few tokens and several units a
+    /// stage.
     fn fragment_sets(&self) -> u32 {
         if self.tokens <= COARSE_TOKENS && self.units > 1 && self.stages > self.division().along_k { 2 } else { 1 }
     }
@@ -230,8 +234,8 @@ impl MultiplySpec {
         blocks * (self.passes() * self.tokens / 2 + fragments)
     }
 
-    /// What else it holds, as far as the assembler has been seen to need: more where there are main loops for several widths or
-    /// long ones, and where warpgroups take turns with tiles.
+    /// What else it holds, as far as the assembler has been seen to need: more where there are main loops for several
+    /// widths or long ones, and where warpgroups take turns with tiles.
     fn spare_registers(&self) -> u32 {
         match (self.ping_pong, self.tokens, self.units) {
             (true, ..) | (false, ..=96, 4) => 52,
@@ -402,8 +406,8 @@ impl Spec for MultiplySpec {
 /// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; C;
 /// its columns, the summed dimension, and the gate's limit.
 ///
-/// One warpgroup has two threads that produce, the others consume. Who waits for whom is in `pipeline`, in `combine` and in
-/// the barriers of `epilogue`, and nowhere else.
+/// One warpgroup has two threads that produce, the others consume. Who waits for whom is in `pipeline`, in `combine`
+/// and in the barriers of `epilogue`, and nowhere else.
 pub fn kernel(config: MultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let mut k = config.builder();

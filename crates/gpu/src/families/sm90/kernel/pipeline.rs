@@ -1,14 +1,16 @@
-//! The stages in shared memory, and the protocol by which they are filled and emptied. Nothing else touches their barriers.
+//! The stages in shared memory, and the protocol by which they are filled and emptied. Nothing else touches their
+//! barriers.
 //!
 //! - *full*: one arrival by each producer, with its bytes of the stage; completes when all have landed. Consumers wait.
-//! - *empty*: one arrival per thread that reads the stage, once it has read it for the last time. The producers wait. One lane
-//!   could speak for its warp, but it is no faster, and the assembler drops the meeting of the lanes before it.
+//! - *empty*: one arrival per thread that reads the stage, once it has read it for the last time. The producers wait.
+//!   One lane could speak for its warp, but it is no faster, and the assembler drops the meeting of the lanes before
+//!   it.
 //!
-//! Stages are used in a ring, one after another through all tiles of a block. Who is where in the ring is a [`Turn`]: a stage,
-//! and the parity of the round in which it is used. A parity tells only two successive rounds apart, so nobody may wait
-//! for a round before the last but one is known to be over. Whoever reads every round of a stage knows that. Two
-//! warpgroups that share k have the stages of one parity each, of an even number. Two that take turns with tiles leave out
-//! what the other reads, and hence need a third barrier:
+//! Stages are used in a ring, one after another through all tiles of a block. Who is where in the ring is a [`Turn`]: a
+//! stage, and the parity of the round in which it is used. A parity tells only two successive rounds apart, so nobody
+//! may wait for a round before the last but one is known to be over. Whoever reads every round of a stage knows that.
+//! Two warpgroups that share k have the stages of one parity each, of an even number. Two that take turns with tiles
+//! leave out what the other reads, and hence need a third barrier:
 //!
 //! - *done*: one arrival per thread of a warpgroup, when it has read its tile's last stage. The other one waits.
 //!
@@ -108,7 +110,8 @@ impl Pipeline {
         Turn { stage: k.variable(turn.stage), parity: k.variable(turn.parity) }
     }
 
-    /// Goes on by a few stages; the parity flips whenever the ring is closed. Says where that happened, unless it is always.
+    /// Goes on by a few stages; the parity flips whenever the ring is closed. Says where that happened, unless it is
+    /// always.
     pub fn advance(&self, k: &mut Builder, turn: &Turn, by: u32) -> Option<Pred> {
         let (rounds, by) = (by / self.config.stages, by % self.config.stages);
         if rounds % 2 == 1 {
@@ -232,8 +235,9 @@ impl Pipeline {
         k.arrive(Addr::of(full).plus(further.cast_signed()));
     }
 
-    /// Of two warpgroups that take turns, the one whose turn it is in this round waits until the other has read its last stage
-    /// of the round before. In the first round the parity is that of a round that never was, which counts as over.
+    /// Of two warpgroups that take turns, the one whose turn it is in this round waits until the other has read its
+    /// last stage of the round before. In the first round the parity is that of a round that never was, which counts as
+    /// over.
     pub fn await_other(&self, k: &mut Builder, warpgroup: Reg<U32>, round: Reg<U32>) {
         let Some(done) = self.done else { return };
         let other = k.xor(warpgroup, 1);

@@ -1,8 +1,8 @@
-//! Two threads keep the pipeline filled, each on its own: one with chunks of weights, by bulk copy, and one with tokens,
-//! through the tensor map.
+//! Two threads keep the pipeline filled, each on its own: one with chunks of weights, by bulk copy, and one with
+//! tokens, through the tensor map.
 //!
-//! Tokens may still be on their way from the kernel before this one, so their thread waits for it. Weights are not: by then as
-//! many stages of them as there are have been asked for.
+//! Tokens may still be on their way from the kernel before this one, so their thread waits for it. Weights are not: by
+//! then as many stages of them as there are have been asked for.
 
 use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U64, Value};
 
@@ -20,7 +20,8 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
 pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
     fill(k, parts, |k, tile, _, round| Tokens::new(k, parts, tile, round));
     if parts.config.experts.is_some_and(|experts| experts.follows) {
-        // A block without tiles, too, ends behind the kernel before this one, so that who waits for this one has waited for both.
+        // A block without tiles, too, ends behind the kernel before this one, so that who waits for this one has waited
+        // for both.
         k.grid_dependency_wait();
     }
 }
@@ -111,8 +112,9 @@ impl Weights {
 }
 
 impl Feed for Weights {
-    /// The units of every chunk. A chunk beyond the last one is replaced by that: its products are not stored. What is overwritten
-    /// was read by threads, hence the fence between the two proxies; tokens are read by the tensor cores alone.
+    /// The units of every chunk. A chunk beyond the last one is replaced by that: its products are not stored. What is
+    /// overwritten was read by threads, hence the fence between the two proxies; tokens are read by the tensor cores
+    /// alone.
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place) {
         k.fence_async_shared();
         let units = place.units(k, parts);

@@ -1,9 +1,10 @@
 //! The groups of a launch, and the tiles they are cut into.
 //!
-//! Tiles are numbered through all groups; within a group, tiles of the same columns are neighbours, so that blocks which run
-//! together read the same weights. Groups are of one of two kinds. Those that the host knows stand in the launch's table
-//! (`crate::table`). The experts of a layer, whose numbers of tokens only the device knows, have one shape and stand in a layout in the
-//! device's memory (`sort` of the layer leaves it), which a block copies to shared memory when it begins.
+//! Tiles are numbered through all groups; within a group, tiles of the same columns are neighbours, so that blocks
+//! which run together read the same weights. Groups are of one of two kinds. Those that the host knows stand in the
+//! launch's table (`crate::table`). The experts of a layer, whose numbers of tokens only the device knows, have one
+//! shape and stand in a layout in the device's memory (`sort` of the layer leaves it), which a block copies to shared
+//! memory when it begins.
 
 use ptx::{Builder, F32, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32};
 
@@ -65,7 +66,8 @@ impl Work {
         Work { config, maps, groups, clamp: k.param("clamp") }
     }
 
-    /// `body` for each tile of this block, with the tile's number among the block's own: blocks take every so-many-th tile.
+    /// `body` for each tile of this block, with the tile's number among the block's own: blocks take every so-many-th
+    /// tile.
     pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile, Reg<U32>)) {
         let table = match &self.groups {
             Groups::Table(table) => *table,
@@ -107,8 +109,9 @@ impl Work {
         }
     }
 
-    /// Finds a tile of an expert's. All rows are one tensor, so there is one tensor map, or one for each width that tiles can have. A tile that
-    /// reaches beyond its expert's rows reads the next one's and does not store what becomes of them.
+    /// Finds a tile of an expert's. All rows are one tensor, so there is one tensor map, or one for each width that
+    /// tiles can have. A tile that reaches beyond its expert's rows reads the next one's and does not store what
+    /// becomes of them.
     fn find_expert(&self, k: &mut Builder, work: &ExpertWork, number: Reg<U32>) -> Tile {
         let found = work.locate(k, number);
         let (tile_tokens, map) = self.cut(k, found.m, found.token_tiles);
