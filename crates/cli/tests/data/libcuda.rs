@@ -61,7 +61,7 @@ macro_rules! give_handles {
 }
 
 succeed! {
-    cuCtxSetCurrent cuLinkDestroy cuModuleUnload cuFuncSetAttribute cuMemFree_v2 cuMemFreeHost cuIpcGetMemHandle
+    cuCtxSetCurrent cuCtxResetPersistingL2Cache cuLinkDestroy cuModuleUnload cuFuncSetAttribute cuMemFree_v2 cuMemFreeHost cuIpcGetMemHandle
     cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuPointerGetAttribute cuStreamWaitEvent cuLaunchHostFunc
     cuStreamWaitValue32_v2 cuStreamWriteValue32_v2 cuStreamDestroy_v2 cuThreadExchangeStreamCaptureMode
     cuGraphRetainUserObject cuStreamBeginCapture_v2 cuGraphLaunch cuGraphExecDestroy cuGraphDestroy cuEventRecord
