@@ -94,7 +94,8 @@
 // The largest logits; weights are the softmax of those (gpt-oss).
 #define HAMMERHEAD_ROUTING_TOPK_SOFTMAX 2
 
-// The largest sigmoids plus correction, inside the best groups; weights are the sigmoids, divided by their sum (DeepSeek-V3).
+// The largest sigmoids plus correction, inside the best groups; weights are the sigmoids, divided by their sum
+// (DeepSeek-V3).
 #define HAMMERHEAD_ROUTING_SIGMOID 3
 
 // The same without the division.
@@ -140,7 +141,8 @@ typedef struct HammerheadWeights {
   struct HammerheadMatrix b2;
 } HammerheadWeights;
 
-// What the tokens of one group are multiplied with, column by column, before they meet its weights: AWQ's pre_quant_scale.
+// What the tokens of one group are multiplied with, column by column, before they meet its weights: AWQ's
+// pre_quant_scale.
 typedef struct HammerheadInputScale {
   // k finite numbers, or NULL if the group's tokens are taken as they are.
   const float *factors;
@@ -200,8 +202,9 @@ typedef struct HammerheadThreads {
   void *pool;
   // How many threads there are, the calling one included.
   size_t threads;
-  // Calls task(arg, i) once for each i < count, in any order, on any threads, and returns after all calls have. One thread that
-  // makes all calls is right, too. Calls of `run` may come from several threads at once, if an engine is so used.
+  // Calls task(arg, i) once for each i < count, in any order, on any threads, and returns after all calls have. One
+  // thread that makes all calls is right, too. Calls of `run` may come from several threads at once, if an engine is
+  // so used.
   void (*run)(void *pool, void (*task)(void *arg, size_t index), void *arg, size_t count);
 } HammerheadThreads;
 
@@ -262,9 +265,9 @@ extern "C" {
 
 // Makes an engine.
 //
-// backend: a backend's name ("avx2", "cuda"), or NULL for what the environment's HAMMERHEAD_BACKEND says, else the best there is.
-// threads: how many to compute on, or 0 for as many as this process may run on.
-// config: wishes for how to compute, such as "strategy=interleaved,tile=48x16", or NULL.
+// backend: a backend's name ("avx2", "cuda"), or NULL for what the environment's HAMMERHEAD_BACKEND says, else the
+// best there is. threads: how many to compute on, or 0 for as many as this process may run on. config: wishes for how
+// to compute, such as "strategy=interleaved,tile=48x16", or NULL.
 //
 // # Safety
 //
@@ -290,7 +293,8 @@ void hammerhead_layer_destroy(struct HammerheadLayer *layer);
 
 // Packs the weights of `count` groups (one for a plain layer, one per expert else). They are not needed afterwards.
 //
-// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: the gate's limit; 0 is none for SiLU and the published one for gpt-oss, and all other gates have none.
+// gate: HAMMERHEAD_GATE_SILU or one of its kin. clamp: the gate's limit; 0 is none for SiLU and the published one for
+// gpt-oss, and all other gates have none.
 //
 // # Safety
 //
@@ -302,8 +306,8 @@ int32_t hammerhead_layer_load(const struct HammerheadEngine *engine,
                               float clamp,
                               struct HammerheadLayer **layer);
 
-// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one per group. Every run of
-// the layer multiplies its tokens, which must not be NVFP4.
+// The same for weights whose tokens are multiplied first: `input_scales` are `count` vectors of factors, one per
+// group. Every run of the layer multiplies its tokens, which must not be NVFP4.
 //
 // # Safety
 //
@@ -316,10 +320,12 @@ int32_t hammerhead_layer_load_scaled(const struct HammerheadEngine *engine,
                                      float clamp,
                                      struct HammerheadLayer **layer);
 
-// Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model declares.
+// Reads gated pairs of a layer of a model on disk and packs them, one group each, with the gate that the model
+// declares.
 //
-// path: a folder, an index of shards, or a single safetensors or GGUF file. number: the layer's in the model.
-// which: HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_SHARED, or HAMMERHEAD_EXPERTS_ONLY for those of the `count` numbers at `experts`.
+// path: a folder, an index of shards, or a single safetensors or GGUF file. number: the layer's in the model. which:
+// HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_SHARED, or HAMMERHEAD_EXPERTS_ONLY for those of the `count` numbers at
+// `experts`.
 //
 // # Safety
 //
@@ -349,20 +355,21 @@ int32_t hammerhead_layer_shape(const struct HammerheadLayer *layer,
                                size_t *n,
                                size_t *k);
 
-// Computes every group of a layer: gate(A·B1ᵀ) ∘ (A·B2ᵀ) of its tokens, to its output. `count` must be the layer's number of groups.
+// Computes every group of a layer: gate(A·B1ᵀ) ∘ (A·B2ᵀ) of its tokens, to its output. `count` must be the layer's
+// number of groups.
 //
 // # Safety
 //
-// `tokens` and `outputs` lead to `count` structures each, whose pointers lead to as many bytes as they say; those of outputs may be
-// written, and nobody else touches them during the call.
+// `tokens` and `outputs` lead to `count` structures each, whose pointers lead to as many bytes as they say; those of
+// outputs may be written, and nobody else touches them during the call.
 int32_t hammerhead_run(const struct HammerheadEngine *engine,
                        const struct HammerheadLayer *layer,
                        const struct HammerheadTokens *tokens,
                        const struct HammerheadOutput *outputs,
                        size_t count);
 
-// Quantises [rows, k] numbers (HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32) to NVFP4: rows·k/2 bytes of codes, rows·k/16
-// bytes of scales, and the global scale.
+// Quantises [rows, k] numbers (HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32) to NVFP4: rows·k/2 bytes of codes,
+// rows·k/16 bytes of scales, and the global scale.
 //
 // # Safety
 //
@@ -437,16 +444,17 @@ int32_t hammerhead_queue_place_experts(struct HammerheadQueue *queue,
 //
 // # Safety
 //
-// The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which overlap nowhere and stay until the
-// stream has done the work.
+// The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which
+// overlap nowhere and stay until the stream has done the work.
 int32_t hammerhead_queue_mlp(struct HammerheadQueue *queue,
                              const struct HammerheadLayer *layer,
                              const struct HammerheadTokens *tokens,
                              const struct HammerheadOutput *output,
                              struct HammerheadWorkspace workspace);
 
-// Queues a layer of experts over tokens [rows, k] in the GPU's memory, by the experts that the layer's routing chooses by logits [rows, experts] that
-// are there, in single precision. Otherwise as hammerhead_queue_mlp; a graph serves whatever logits are there when it is launched.
+// Queues a layer of experts over tokens [rows, k] in the GPU's memory, by the experts that the layer's routing chooses
+// by logits [rows, experts] that are there, in single precision. Otherwise as hammerhead_queue_mlp; a graph serves
+// whatever logits are there when it is launched.
 //
 // # Safety
 //
@@ -458,8 +466,8 @@ int32_t hammerhead_queue_moe_logits(struct HammerheadQueue *queue,
                                     const struct HammerheadOutput *output,
                                     struct HammerheadWorkspace workspace);
 
-// The same by experts whose numbers are given, with the weights that are given: [rows, top] each, in the GPU's memory. A number outside of 0 to
-// experts−1 adds nothing. id_bits and weights_on_input are as for hammerhead_moe_run.
+// The same by experts whose numbers are given, with the weights that are given: [rows, top] each, in the GPU's memory.
+// A number outside of 0 to experts−1 adds nothing. id_bits and weights_on_input are as for hammerhead_moe_run.
 //
 // # Safety
 //
@@ -475,7 +483,8 @@ int32_t hammerhead_queue_moe(struct HammerheadQueue *queue,
                              const struct HammerheadOutput *output,
                              struct HammerheadWorkspace workspace);
 
-// Why the last failed call of this thread failed, as UTF-8; empty if none did. Valid until the next failure on this thread.
+// Why the last failed call of this thread failed, as UTF-8; empty if none did. Valid until the next failure on this
+// thread.
 const char *hammerhead_last_error(void);
 
 // The version of the library, such as "0.1.0". Static.
@@ -483,17 +492,20 @@ const char *hammerhead_version(void);
 
 // Makes an engine that computes on threads of the caller's. It starts none of its own.
 //
-// backend, config: as for hammerhead_engine_create. threads: copied; what its `pool` leads to stays until the engine is destroyed.
+// backend, config: as for hammerhead_engine_create. threads: copied; what its `pool` leads to stays until the engine
+// is destroyed.
 //
 // # Safety
 //
-// Texts are NULL or end with a zero byte; `threads` is NULL or a structure whose function does what it says there; `engine` may be written.
+// Texts are NULL or end with a zero byte; `threads` is NULL or a structure whose function does what it says there;
+// `engine` may be written.
 int32_t hammerhead_engine_create_on(const char *backend,
                                     const struct HammerheadThreads *threads,
                                     const char *config,
                                     struct HammerheadEngine **engine);
 
-// Packs an MLP. Its matrices are not needed afterwards. Gate and clamp are as for hammerhead_layer_load; options may be NULL.
+// Packs an MLP. Its matrices are not needed afterwards. Gate and clamp are as for hammerhead_layer_load; options may
+// be NULL.
 //
 // # Safety
 //
@@ -509,8 +521,8 @@ int32_t hammerhead_mlp_load(const struct HammerheadEngine *engine,
 //
 // # Safety
 //
-// `tokens` and `output` lead to a structure each, whose pointers lead to as many bytes as they say; those of the output may be written, and nobody
-// else touches them during the call.
+// `tokens` and `output` lead to a structure each, whose pointers lead to as many bytes as they say; those of the
+// output may be written, and nobody else touches them during the call.
 int32_t hammerhead_mlp_run(const struct HammerheadEngine *engine,
                            const struct HammerheadLayer *layer,
                            const struct HammerheadTokens *tokens,
@@ -518,9 +530,9 @@ int32_t hammerhead_mlp_run(const struct HammerheadEngine *engine,
 
 // Packs a layer of `count` experts. Their matrices are not needed afterwards.
 //
-// shared: an expert for every token, or NULL; its result is multiplied with sigmoid(x·shared_gate) if that is not empty.
-// routing: how logits choose experts, or NULL where ids and weights are given to every run. Gate and clamp are as for hammerhead_layer_load;
-// options may be NULL.
+// shared: an expert for every token, or NULL; its result is multiplied with sigmoid(x·shared_gate) if that is not
+// empty. routing: how logits choose experts, or NULL where ids and weights are given to every run. Gate and clamp are
+// as for hammerhead_layer_load; options may be NULL.
 //
 // # Safety
 //
@@ -537,8 +549,8 @@ int32_t hammerhead_moe_load(const struct HammerheadEngine *engine,
                             const struct HammerheadWholeOptions *options,
                             struct HammerheadLayer **layer);
 
-// Reads all experts of a layer of a model on disk and packs them, with biases, input scales, the shared expert, the gate that the model declares and its
-// rule of routing, if that is known. Options may be NULL.
+// Reads all experts of a layer of a model on disk and packs them, with biases, input scales, the shared expert, the
+// gate that the model declares and its rule of routing, if that is known. Options may be NULL.
 //
 // # Safety
 //
@@ -582,7 +594,8 @@ int32_t hammerhead_moe_shape(const struct HammerheadLayer *layer,
                              size_t *n,
                              size_t *top_k);
 
-// Computes tokens [rows, k] by the experts that the layer's routing chooses by their logits, [rows, experts] in single precision.
+// Computes tokens [rows, k] by the experts that the layer's routing chooses by their logits, [rows, experts] in single
+// precision.
 //
 // # Safety
 //
@@ -593,8 +606,8 @@ int32_t hammerhead_moe_run_logits(const struct HammerheadEngine *engine,
                                   struct HammerheadVector logits,
                                   const struct HammerheadOutput *output);
 
-// Computes tokens [rows, k] by the experts whose numbers are given, with the weights that are given: [rows, top] each. A number outside of 0 to
-// experts−1 adds nothing, and its weight is not looked at.
+// Computes tokens [rows, k] by the experts whose numbers are given, with the weights that are given: [rows, top] each.
+// A number outside of 0 to experts−1 adds nothing, and its weight is not looked at.
 //
 // id_bits: 32 or 64, signed. weights_on_input: 0, or 1 where weights multiply tokens instead of results (Llama-4).
 //
