@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import hammerhead
+from hammerhead import Experts, NvFp4
 
 SAMPLE_BYTES = 2**30
 """What the experts of a measured layer take at least: more than most caches hold."""
@@ -80,21 +80,21 @@ def measure_layer(
 
 def random_layer(
     hidden: int, intermediate: int, experts: int, sample: int | None = None, **options: Any
-) -> hammerhead.Experts:
+) -> Experts:
     """A layer with random weights of as many experts as no cache holds, or ``sample``; never more than there are."""
     each = 3 * hidden * intermediate * 9 // 16
     made = min(experts, sample or max(8, -(-SAMPLE_BYTES // each)))
 
-    def some(n: int, k: int) -> list[hammerhead.NvFp4[torch.Tensor]]:
+    def some(n: int, k: int) -> list[NvFp4[torch.Tensor]]:
         codes = torch.randint(0, 256, (made, n, k // 2), dtype=torch.uint8)
         scales = torch.full((n, k // 16), ONE, dtype=torch.uint8)
-        return [hammerhead.NvFp4(matrix, scales, k**-0.5 / 4) for matrix in codes]
+        return [NvFp4(matrix, scales, k**-0.5 / 4) for matrix in codes]
 
     gate, up = some(intermediate, hidden), some(intermediate, hidden)
-    return hammerhead.Experts.from_arrays(gate, up, some(hidden, intermediate), **options)
+    return Experts.from_arrays(gate, up, some(hidden, intermediate), **options)
 
 
-def turns(layer: hammerhead.Experts, active: int, rows: int) -> list[Callable[[], torch.Tensor]]:
+def turns(layer: Experts, active: int, rows: int) -> list[Callable[[], torch.Tensor]]:
     """Calls with so many rows for each of some experts, which are others each time."""
     device = "cuda" if "cuda" in layer.backends else "cpu"
     x = torch.randn(rows * active, layer.in_features).to(device, torch.bfloat16)
