@@ -92,8 +92,8 @@ pub struct Sum {
     /// What rounding the row's products with an input scale to f32 may have moved it by; nothing where the sum is
     /// exact, since they are too then.
     pub rounded: f64,
-    /// |α| times the largest sum so far between two stretches of 64 products, in any order in which backends add them: in
-    /// a row; those of every other stage of 64, 128 or 256 of K apart from the others; those of the two halves of K
+    /// |α| times the largest sum so far between two stretches of 64 products, in any order in which backends add them:
+    /// in a row; those of every other stage of 64, 128 or 256 of K apart from the others; those of the two halves of K
     /// apart; both.
     pub peak: f64,
     /// |α| times what the sum so far is on average when a product is added to it, or more, in whichever order it is

@@ -1,6 +1,6 @@
 //! What the hardware does beside the threads: the reverse of `print/async_work.rs`.
 
-use super::compute::element;
+use super::warp::element;
 use super::words::Words;
 use super::{Lower, Refusal};
 use crate::instr::{

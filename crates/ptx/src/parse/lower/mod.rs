@@ -6,7 +6,10 @@
 
 mod async_work;
 mod compute;
+mod flow;
+mod memory;
 mod operands;
+mod warp;
 mod words;
 
 use std::collections::{HashMap, HashSet};

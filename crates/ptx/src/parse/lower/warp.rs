@@ -1,0 +1,189 @@
+//! What the threads of a warp do together: votes, shuffles, reductions, and products of small matrices.
+
+use super::words::Words;
+use super::{Lower, Refusal};
+use crate::instr::{Arith, FloatMode, MatrixElement, Mma, ReduceOp, ShuffleMode, UnaryOp, VoteMode, Warp};
+use crate::parse::syntax::Operand;
+use crate::print;
+use crate::types::{Bank, DataType, RegId, Space};
+
+impl<'t> Lower<'_, 't> {
+    pub(super) fn warp(
+        &mut self,
+        opcode: &str,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
+        let word = DataType::U32;
+        words.take("sync");
+        let op = match opcode {
+            "shfl" => {
+                let modes = [
+                    ("idx", ShuffleMode::Index),
+                    ("bfly", ShuffleMode::Butterfly),
+                    ("up", ShuffleMode::Up),
+                    ("down", ShuffleMode::Down),
+                ];
+                let (mode, _) = (words.pick(&modes).ok_or(Refusal::Unknown)?, words.take("b32"));
+                let [dst, a, lane, clamp, mask] = self.exactly(operands)?;
+                let (dst, valid) = match dst {
+                    Operand::Pair(dst, valid) => {
+                        (self.register(dst, Bank::B32)?, Some(self.register(valid, Bank::Pred)?))
+                    }
+                    dst => (self.register(dst, Bank::B32)?, None),
+                };
+                let a = match self.value(a, word)? {
+                    crate::types::Operand::Reg(a) => a,
+                    a => {
+                        let (op, mode, dst) = (UnaryOp::Move, FloatMode::PLAIN, self.fresh(Bank::B32)?);
+                        self.emit(Arith::Unary { op, ty: word, mode, dst, a });
+                        dst
+                    }
+                };
+                let lane = self.value(lane, word)?;
+                let (clamp, mask) = (self.value(clamp, word)?, self.value(mask, word)?);
+                Warp::Shuffle { mode, dst, valid, a, lane, clamp, mask }
+            }
+            "vote" if words.take("ballot") => {
+                words.take("b32");
+                let [dst, pred, mask] = self.exactly(operands)?;
+                let (dst, pred) = (self.register(dst, Bank::B32)?, self.register(pred, Bank::Pred)?);
+                Warp::Ballot { dst, pred, mask: self.value(mask, word)? }
+            }
+            "vote" => {
+                let modes = [("all", VoteMode::All), ("any", VoteMode::Any), ("uni", VoteMode::Uniform)];
+                let (mode, _) = (words.pick(&modes).ok_or(Refusal::Unknown)?, words.take("pred"));
+                let [dst, pred, mask] = self.exactly(operands)?;
+                let (dst, pred) = (self.register(dst, Bank::Pred)?, self.register(pred, Bank::Pred)?);
+                Warp::Vote { mode, dst, pred, mask: self.value(mask, word)? }
+            }
+            "activemask" => {
+                let ([dst], _) = (self.exactly(operands)?, words.take("b32"));
+                Warp::ActiveMask { dst: self.register(dst, Bank::B32)? }
+            }
+            "elect" => {
+                let [dst, mask] = self.exactly(operands)?;
+                let Operand::Pair(lane, pred) = dst else { return Err(Refusal::Unknown) };
+                let leader = match &**lane {
+                    Operand::Name { name, .. } if name.text == "_" => None,
+                    lane => Some(self.register(lane, Bank::B32)?),
+                };
+                Warp::Elect { leader, pred: self.register(pred, Bank::Pred)?, mask: self.value(mask, word)? }
+            }
+            "redux" => {
+                let ty = words.bits().ok_or(Refusal::Unknown)?;
+                let float = ty == DataType::F32;
+                let (nan, absolute) = (float && words.take("NaN"), float && words.take("abs"));
+                let named = |op: &ReduceOp, word: &str| print::reduce(*op, ty).split('.').next() == Some(word);
+                let of_nan = |op: &ReduceOp| matches!(op, ReduceOp::MinNan | ReduceOp::MaxNan) == nan;
+                let op = words.find(|word| ReduceOp::ALL.into_iter().find(|op| named(op, word) && of_nan(op)));
+                let [dst, a, mask] = self.exactly(operands)?;
+                let of_floats = matches!(op, Some(ReduceOp::Min | ReduceOp::Max | ReduceOp::MinNan | ReduceOp::MaxNan));
+                if !matches!(ty, DataType::U32 | DataType::S32 | DataType::F32) || float && !of_floats {
+                    return Err(Refusal::Unknown);
+                }
+                let (dst, mut a) = (self.register(dst, Bank::B32)?, self.register(a, Bank::B32)?);
+                if absolute {
+                    let (op, mode, of) = (UnaryOp::Abs, FloatMode::PLAIN, crate::types::Operand::Reg(a));
+                    a = self.fresh(Bank::B32)?;
+                    self.emit(Arith::Unary { op, ty, mode, dst: a, a: of });
+                }
+                Warp::Reduce { op: op.ok_or(Refusal::Unknown)?, ty, dst, a, mask: self.value(mask, word)? }
+            }
+            _ => return self.matrix(opcode, words, operands),
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// Matrices of 8 × 8 between shared memory and registers.
+    fn matrix(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let count = words.pick(&[("x1", 1), ("x2", 2), ("x4", 4)]).ok_or(Refusal::Unknown)?;
+        let all = words.take("aligned") && words.take("m8n8") && words.take("b16");
+        if !all || words.space() != Some(Space::Shared) {
+            return Err(Refusal::Unknown);
+        }
+        let transpose = words.take("trans");
+        let [first, second] = self.exactly(operands)?;
+        let (regs, addr) = if opcode == "ldmatrix" { (first, second) } else { (second, first) };
+        let (regs, addr) = (self.registers(regs, Bank::B32)?, self.address(addr, false)?);
+        if regs.len() != count {
+            return Err(Refusal::Other(format!("{count} registers, not {}", regs.len())));
+        }
+        let op = match opcode {
+            "ldmatrix" => Warp::LoadMatrix { transpose, dsts: regs, addr },
+            _ => Warp::StoreMatrix { transpose, srcs: regs, addr },
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    pub(super) fn mma(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        if !(words.take("sync") && words.take("aligned") && words.take("row") && words.take("col")) {
+            return Err(Refusal::Unknown);
+        }
+        let f32_sums = words.take("f32") && words.take("f32");
+        let depth: Option<u32> = words.find(|word| word.strip_prefix("m16n8k")?.parse().ok());
+        if operands.len() == 4 {
+            let element = element(words)?;
+            let sums = if element.is_integer() { words.take("s32") && words.take("s32") } else { f32_sums };
+            let saturate = element.is_integer() && words.take("satfinite");
+            if !sums || depth != Some(element.depth()) {
+                return Err(Refusal::Unknown);
+            }
+            let [d, a, b, c] = self.exactly(operands)?;
+            let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
+            let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
+            return self.accumulated(d, c, |d| Mma::Dense { element, saturate, d, a, b });
+        }
+        let scaled = depth == Some(64) && words.take("kind::mxf4nvf4") && words.take("block_scale");
+        let formats = words.take("scale_vec::4X") && words.take("e2m1") && words.take("e2m1") && words.take("ue4m3");
+        let [d, a, b, c, scale_a, select_a, scale_b, select_b] = operands else { return Err(Refusal::Unknown) };
+        let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
+        if !scaled || !formats || !f32_sums {
+            return Err(Refusal::Unknown);
+        }
+        let selected = |operand: &Operand<'t>| match operand {
+            Operand::Vector(parts, _) => match &parts[..] {
+                [byte, lane] if self.constant(byte)? == 0 => self.small(lane),
+                _ => Err(Refusal::Unknown),
+            },
+            _ => Err(Refusal::Unknown),
+        };
+        let (lanes_a, lane_b) = (selected(select_a)?, selected(select_b)?);
+        let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
+        let (scale_a, scale_b) = (self.register(scale_a, Bank::B32)?, self.register(scale_b, Bank::B32)?);
+        self.accumulated(d, c, |d| Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b })
+    }
+
+    /// A multiplication that adds to `c` and leaves its sums in `d`. Where these are not the same, it works on
+    /// registers of its own, since either may be a part of A or B.
+    fn accumulated(
+        &mut self,
+        d: [RegId; 4],
+        c: [RegId; 4],
+        multiply: impl Fn([RegId; 4]) -> Mma,
+    ) -> Result<(), Refusal> {
+        if d == c {
+            self.emit(multiply(d));
+            return Ok(());
+        }
+        let own = [self.fresh(Bank::B32)?, self.fresh(Bank::B32)?, self.fresh(Bank::B32)?, self.fresh(Bank::B32)?];
+        let (op, ty, mode) = (UnaryOp::Move, DataType::U32, FloatMode::PLAIN);
+        for (dst, c) in own.into_iter().zip(c) {
+            self.emit(Arith::Unary { op, ty, mode, dst, a: crate::types::Operand::Reg(c) });
+        }
+        self.emit(multiply(own));
+        for (dst, own) in d.into_iter().zip(own) {
+            self.emit(Arith::Unary { op, ty, mode, dst, a: crate::types::Operand::Reg(own) });
+        }
+        Ok(())
+    }
+}
+
+/// The type of A and B, which must be the same.
+pub(super) fn element(words: &mut Words<'_>) -> Result<MatrixElement, Refusal> {
+    let found = MatrixElement::ALL.into_iter().find(|element| words.take(print::element_name(*element)));
+    let element = found.ok_or(Refusal::Unknown)?;
+    words.take(print::element_name(element)).then_some(element).ok_or(Refusal::Unknown)
+}
