@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Holds what ARCHITECTURE.md says about who may import whom: arrows between crates, no cycles between the modules of a crate or of the Python package, and the
-tank's operation behind its seam. Also, that the README's first command compiles nothing that only other languages need.
+"""Holds what ARCHITECTURE.md says about who may import whom: arrows between crates, no cycles between the modules of a
+crate or of the Python package, and the tank's operation behind its seam. Also, that the README's first command compiles
+nothing that only other languages need.
 
-Crates are read from `cargo metadata`, development dependencies included. Modules are read from the sources: a path that begins with `crate`,
-`super` or `self` is an arrow to the module that defines what it names, through re-exports; tests do not count. A module and those inside
-of it are one thing to whoever stands outside, so arrows are compared between siblings, and a module may use its own parts and they it.
-Python's imports count wherever they stand, also inside functions and for types only.
+Crates are read from `cargo metadata`, development dependencies included. Modules are read from the sources: a path that
+begins with `crate`, `super` or `self` is an arrow to the module that defines what it names, through re-exports; tests
+do not count. A module and those inside of it are one thing to whoever stands outside, so arrows are compared between
+siblings, and a module may use its own parts and they it. Python's imports count wherever they stand, also inside
+functions and for types only.
 """
 
 import ast

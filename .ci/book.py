@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the prose together: every page is in the book's table of contents, every link between files leads somewhere, the README stays short, and
-comments in the sources stay within 120 columns, tables aside."""
+"""Holds the prose together: every page is in the book's table of contents, every link between files leads somewhere,
+the README stays short, and comments in the sources stay within 120 columns, tables aside."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ def faults():
                 yield f"{page}: {target} has no such heading"
     for source in subprocess.check_output(["git", "ls-files", "*.rs"], text=True).split():
         for number, line in enumerate(Path(source).read_text().splitlines(), 1):
-            if len(line) > MOST_COLUMNS and re.match(r"\s*//(?![/!]? \|)", line):
+            if len(line) > MOST_COLUMNS and re.match(r"\s*//(?![/!]? \| )", line):
                 yield f"{source}:{number}: a comment of {len(line)} columns, and {MOST_COLUMNS} are allowed"
     words = len(Path("README.md").read_text().split())
     if words > MOST_WORDS:

@@ -3,8 +3,8 @@
 
     benchmarks/innocent.py HAMMERHEAD [--plays 200] [--load 4] [--at-a-time 2] [--seconds 600]
 
-Starts processes that keep processors busy, and plays the suite's honest contestants (`hammerhead tank exploits --play`) in turn beside them, again and again. Prints who was
-blamed and for what, and the number of plays. None should be.
+Starts processes that keep processors busy, and plays the suite's honest contestants (`hammerhead tank exploits --play`)
+in turn beside them, again and again. Prints who was blamed and for what, and the number of plays. None should be.
 """
 
 import argparse

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Problems as others write them, each with an honest solution and one that cheats, imported and played on a GPU: who is fooled?
+"""Problems as others write them, each with an honest solution and one that cheats, imported and played on a GPU: who is
+fooled?
 
     benchmarks/h200/imported.py HAMMERHEAD [--only NAME] [--seconds 600]
 
-Writes twelve small problems in the three public formats (definitions with workloads, modules with `Model`, tasks with `task.yml`), with shapes of their published
-examples, imports each with `hammerhead tank import`, and plays it with `hammerhead tank play --json`: cheats first, then honest solutions for as long as there is time. One play has the
-device to itself: whoever is timed beside others is found to be at work outside of its clock.
+Writes twelve small problems in the three public formats (definitions with workloads, modules with `Model`, tasks with
+`task.yml`), with shapes of their published examples, imports each with `hammerhead tank import`, and plays it with
+`hammerhead tank play --json`: cheats first, then honest solutions for as long as there is time. One play has the device
+to itself: whoever is timed beside others is found to be at work outside of its clock.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A contestant without a model, for `hammerhead tank evolve`: it tries configurations one after the other, each as a change of one thing in the best one so far.
+"""A contestant without a model, for `hammerhead tank evolve`: it tries configurations one after the other, each as a
+change of one thing in the best one so far.
 
     hammerhead tank evolve --season hopper.toml --steps 12 -- ./sweep.py stages=4,6,8 tile=64x32,64x64 schedule=tile,persistent
 

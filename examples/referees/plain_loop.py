@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Another referee for `hammerhead tank exploits --against examples/referees/plain_loop.py`: the timing loop that most benchmarks of kernels have.
+"""Another referee for `hammerhead tank exploits --against examples/referees/plain_loop.py`: the timing loop that most
+benchmarks of kernels have.
 
-It warms up, compares one result with loose tolerances, and takes the median of some runs on the same data. It is here to be fooled, and as an example of the calling
-convention (docs/referee.md): the command is called with the suite's folder, `exploit` or `honest`, and a name, and prints one JSON object: {"fooled": how},
-{"caught": how}, {"gained-nothing": how} or {"not-played": why}.
+It warms up, compares one result with loose tolerances, and takes the median of some runs on the same data. It is here
+to be fooled, and as an example of the calling convention (docs/referee.md): the command is called with the suite's
+folder, `exploit` or `honest`, and a name, and prints one JSON object: {"fooled": how}, {"caught": how},
+{"gained-nothing": how} or {"not-played": why}.
 """
 
 import json

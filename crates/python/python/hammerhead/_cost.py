@@ -1,5 +1,5 @@
-"""How fast a layer of experts is on a machine, in three measured numbers: what predictions for several machines, or for a GPU and its host, are
-made of."""
+"""How fast a layer of experts is on a machine, in three measured numbers: what predictions for several machines, or for
+a GPU and its host, are made of."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def measure_layer(
 ) -> Layer:
     """Measures a layer of random experts of this size on this machine: speeds per expert and per row.
 
-    ``sample`` of the experts are made, if not given as many as no cache holds, and calls take turns among them. ``backend="cuda"`` measures
-    a GPU. ``together``: a barrier of ranks that share the machine and measure at the same time, so that each is as slow as the others make it.
+    ``sample`` of the experts are made, if not given as many as no cache holds, and calls take turns among them.
+    ``backend="cuda"`` measures a GPU. ``together``: a barrier of ranks that share the machine and measure at the same
+    time, so that each is as slow as the others make it.
     """
     layer = random_layer(hidden, intermediate, experts, sample, backend=backend, batch_invariant=True)
     points = []
@@ -111,8 +112,8 @@ def turns(layer: Experts, active: int, rows: int) -> list[Callable[[], torch.Ten
 def measure_calls(
     calls: Sequence[Callable[[], torch.Tensor]], rounds: int = 5, together: Callable[[], object] | None = None
 ) -> float:
-    """The mean time of calls that take turns in the best of some rounds, or in the median of those that begin with other ranks' rounds. On a
-    GPU the calls are one graph, so that what Python takes to queue them is not in it."""
+    """The mean time of calls that take turns in the best of some rounds, or in the median of those that begin with
+    other ranks' rounds. On a GPU the calls are one graph, so that what Python takes to queue them is not in it."""
     on_gpu = [call() for call in calls][0].is_cuda
     graph = torch.cuda.CUDAGraph() if on_gpu else None
     if graph is not None:

@@ -29,9 +29,9 @@ IDS = ("int32", "int64")
 class PackedLayer(Packed):
     """What all layers have in common.
 
-    Tensors of torch may be passed under ``torch.compile``, which sees one custom operation. There are no gradients: a tensor that requires one
-    is refused. Layers of the backend ``cuda`` take tensors on that GPU: the work is queued in torch's current stream like torch's own, and the
-    call returns before it is done.
+    Tensors of torch may be passed under ``torch.compile``, which sees one custom operation. There are no gradients: a
+    tensor that requires one is refused. Layers of the backend ``cuda`` take tensors on that GPU: the work is queued in
+    torch's current stream like torch's own, and the call returns before it is done.
     """
 
     in_features: int
@@ -99,9 +99,11 @@ class Linear(PackedLayer):
         input_scale: Any = None,
         **options: Unpack[EngineOptions],
     ) -> Linear:
-        """Packs a matrix ``[n, k]`` and a bias of n numbers; tokens are multiplied with ``input_scale`` first, if there is one (AWQ).
+        """Packs a matrix ``[n, k]`` and a bias of n numbers; tokens are multiplied with ``input_scale`` first, if there
+        is one (AWQ).
 
-        The arrays are not needed afterwards. ``backend``, ``threads`` and ``config`` are as for :meth:`DualWeights.from_arrays`.
+        The arrays are not needed afterwards. ``backend``, ``threads`` and ``config`` are as for
+        :meth:`DualWeights.from_arrays`.
         """
         group = _weights([weight], [bias], input_scale, ["weight"], "the layer")
         return cls._of(_native.Layer.pack([group], "none", None, *engine_of(options, weight)))
@@ -113,11 +115,13 @@ class Linear(PackedLayer):
         name: str,
         **options: Unpack[EngineOptions],
     ) -> Linear:
-        """Reads one matrix of a model, with its bias, by the name of its module, such as ``"model.layers.0.self_attn.q_proj"``."""
+        """Reads one matrix of a model, with its bias, by the name of its module, such as
+        ``"model.layers.0.self_attn.q_proj"``."""
         return cls._of(_native.Layer.load_linear(opened(model), name, *engine_of(options)))
 
     def __call__(self, x: A, *, dtype: Dtype | None = None, out: A | None = None) -> A:
-        """Computes tokens ``[..., k]`` to ``[..., n]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise."""
+        """Computes tokens ``[..., k]`` to ``[..., n]``, of the type of ``x`` unless ``dtype`` or ``out`` says
+        otherwise."""
         return self._call(x, (), False, dtype, out)
 
     def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
@@ -189,8 +193,8 @@ class FeedForward(PackedLayer):
         return cls._of(_native.FeedForward.load_named(model, mlps, is_experts, (gate, None), asked(options)))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the packed layer, with its rule of routing if it has one, to a file, so that :meth:`load` need not pack again. Layers on a GPU
-        are not written."""
+        """Writes the packed layer, with its rule of routing if it has one, to a file, so that :meth:`load` need not
+        pack again. Layers on a GPU are not written."""
         self._layer.save(path)
 
     def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
@@ -204,7 +208,8 @@ class FeedForward(PackedLayer):
 
 
 class Mlp(FeedForward):
-    """A gated MLP: ``down(gate(x @ b1.T + b1_bias, x @ b2.T + b2_bias)) + down_bias``; or one that is not gated, without ``b2``."""
+    """A gated MLP: ``down(gate(x @ b1.T + b1_bias, x @ b2.T + b2_bias)) + down_bias``; or one that is not gated,
+    without ``b2``."""
 
     @classmethod
     def from_arrays(
@@ -248,8 +253,8 @@ class Mlp(FeedForward):
         clamp: float | None = None,
         **options: Unpack[LayerOptions],
     ) -> Mlp:
-        """Reads the MLP of a model's layer; of one with experts that of this number, or the ``"shared"`` one. ``gate`` is as the model
-        declares if not given. The rest is as for :meth:`from_arrays`."""
+        """Reads the MLP of a model's layer; of one with experts that of this number, or the ``"shared"`` one. ``gate``
+        is as the model declares if not given. The rest is as for :meth:`from_arrays`."""
         if isinstance(expert, str) and expert != "shared":
             raise ValueError(f"expert: a number is expected, or 'shared', not {expert!r}")
         shared = isinstance(expert, str)
@@ -263,8 +268,8 @@ class Mlp(FeedForward):
         path: str | PathLike[str],
         **options: Unpack[LayerOptions],
     ) -> Mlp:
-        """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must not be changed while
-        the layer lives. The options are those of :meth:`from_arrays`."""
+        """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must
+        not be changed while the layer lives. The options are those of :meth:`from_arrays`."""
         return cls._of(_native.FeedForward.open_mlp(path, asked(options)))
 
     @classmethod
@@ -281,10 +286,12 @@ class Mlp(FeedForward):
 
 
 class Experts(FeedForward):
-    """A layer of experts, of which a few compute each token: ``y[t] = sum(w[t, j] * mlp[e[t, j]](x[t]))``, plus a shared expert's result.
+    """A layer of experts, of which a few compute each token: ``y[t] = sum(w[t, j] * mlp[e[t, j]](x[t]))``, plus a
+    shared expert's result.
 
-    Which experts compute a token is said by a router's logits, ``layer(x, router_logits)``, or by their numbers and weights,
-    ``layer(x, ids, weights)``. The sum is taken in the order of the token's experts in float32, and rounded once.
+    Which experts compute a token is said by a router's logits, ``layer(x, router_logits)``, or by their numbers and
+    weights, ``layer(x, ids, weights)``. The sum is taken in the order of the token's experts in float32, and rounded
+    once.
     """
 
     _heat: tuple[list[int], list[float]] | None = None
@@ -319,8 +326,9 @@ class Experts(FeedForward):
         clamp: float | None = None,
         **options: Unpack[LayerOptions],
     ) -> Experts:
-        """Packs the weights of every expert: sequences with one matrix per expert, and of biases and scales one vector per expert (or an
-        array of as many rows), as :class:`MlpArrays` describes them. The arrays are not needed afterwards.
+        """Packs the weights of every expert: sequences with one matrix per expert, and of biases and scales one vector
+        per expert (or an array of as many rows), as :class:`MlpArrays` describes them. The arrays are not needed
+        afterwards.
 
         - ``shared``: an expert that computes every token; its result is multiplied with ``sigmoid(x @ shared_gate)`` if that is given.
         - ``routing``, ``top_k``: how logits become experts and weights: ``"softmax"``, ``"softmax-renorm"``, ``"topk-softmax"``,
@@ -372,11 +380,11 @@ class Experts(FeedForward):
         clamp: float | None = None,
         **options: Unpack[LayerOptions],
     ) -> Experts:
-        """Reads the experts of a model's layer, with biases and input scales: all, or those of the numbers in ``experts``, which are counted anew from 0; and the shared one,
-        unless ``shared`` is false.
+        """Reads the experts of a model's layer, with biases and input scales: all, or those of the numbers in
+        ``experts``, which are counted anew from 0; and the shared one, unless ``shared`` is false.
 
-        ``gate`` and ``routing`` (with what belongs to it) are as the model declares if not given. Logits are the caller's: the router's
-        own product is left to the model. The rest is as for :meth:`from_arrays`.
+        ``gate`` and ``routing`` (with what belongs to it) are as the model declares if not given. Logits are the
+        caller's: the router's own product is left to the model. The rest is as for :meth:`from_arrays`.
         """
         return cls._of(
             _native.FeedForward.load_experts(
@@ -396,8 +404,8 @@ class Experts(FeedForward):
         path: str | PathLike[str],
         **options: Unpack[LayerOptions],
     ) -> Experts:
-        """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must not be changed while
-        the layer lives. The options are those of :meth:`from_arrays`."""
+        """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must
+        not be changed while the layer lives. The options are those of :meth:`from_arrays`."""
         return cls._of(_native.FeedForward.open_experts(path, asked(options)))
 
     @classmethod
@@ -406,7 +414,8 @@ class Experts(FeedForward):
 
     @property
     def resident(self) -> list[int] | None:
-        """The experts that the GPU holds, where ``gpu_bytes`` leaves others to the processor; None where it does not."""
+        """The experts that the GPU holds, where ``gpu_bytes`` leaves others to the processor; None where it does
+        not."""
         return self._layer.resident
 
     @property
@@ -415,15 +424,16 @@ class Experts(FeedForward):
         return self._layer.asked
 
     def place(self, experts: Iterable[int], *, device: int = 0, stream: int = 0) -> None:
-        """Moves as many experts as :attr:`resident` names to the GPU of this number, and others away from it, in the order of a stream by its
-        handle (``torch.cuda.current_stream().cuda_stream``): calls before find the old ones there, calls behind it these. Graphs of the
-        layer must be launched in the same stream, or in its order. A row's bits depend on where its expert lies."""
+        """Moves as many experts as :attr:`resident` names to the GPU of this number, and others away from it, in the
+        order of a stream by its handle (``torch.cuda.current_stream().cuda_stream``): calls before find the old ones
+        there, calls behind it these. Graphs of the layer must be launched in the same stream, or in its order. A row's
+        bits depend on where its expert lies."""
         self._layer.place([_number(expert, "experts") for expert in experts], device, stream)
 
     def place_hottest(self, *, most: int | None = None, device: int = 0, stream: int = 0) -> list[int]:
-        """Moves the experts to the GPU that were asked for most since the last time (what was before counts half), ``most`` of them at
-        most, in place of those asked for least; says which. Device and stream are as for :meth:`place`. Nothing happens where all
-        experts lie in one place."""
+        """Moves the experts to the GPU that were asked for most since the last time (what was before counts half),
+        ``most`` of them at most, in place of those asked for least; says which. Device and stream are as for
+        :meth:`place`. Nothing happens where all experts lie in one place."""
         resident = self.resident
         if resident is None:
             return []
@@ -441,7 +451,8 @@ class Experts(FeedForward):
 
     @property
     def routing(self) -> tuple[str, int] | None:
-        """How logits become weights, and how many experts compute each token; None where ids and weights must be given."""
+        """How logits become weights, and how many experts compute each token; None where ids and weights must be
+        given."""
         return self._layer.routing
 
     @overload
@@ -475,9 +486,10 @@ class Experts(FeedForward):
     ) -> Any:
         """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise.
 
-        Either with ``router_logits``, ``[..., experts]`` in float32 (or 16 bits, which are widened), for a layer that knows its routing; or
-        with ``ids``, int32 or int64 ``[..., k]``, and ``weights`` of the same shape. An id outside of the layer's experts adds nothing,
-        and its weight is not looked at. With ``weights_on_input`` weights multiply tokens instead of results (Llama-4).
+        Either with ``router_logits``, ``[..., experts]`` in float32 (or 16 bits, which are widened), for a layer that
+        knows its routing; or with ``ids``, int32 or int64 ``[..., k]``, and ``weights`` of the same shape. An id
+        outside of the layer's experts adds nothing, and its weight is not looked at. With ``weights_on_input`` weights
+        multiply tokens instead of results (Llama-4).
         """
         return self._call(x, (routing,) if weights is None else (routing, weights), weights_on_input, dtype, out)
 
@@ -538,7 +550,8 @@ def _one_per_expert(column: Any, experts: int, name: str) -> list[Any]:
 
 
 def _weights(matrices: list[Any], biases: list[Any], input_scale: Any, names: list[str], of: str) -> Any:
-    """The weights of one product as the native half takes them. Where one of two matrices has a bias, the other's is zero."""
+    """The weights of one product as the native half takes them. Where one of two matrices has a bias, the other's is
+    zero."""
     first = _matrix(matrices[0], f"{names[0]} of {of}")
     second = _matrix(matrices[1], f"{names[1]} of {of}") if matrices[1:] and matrices[1] is not None else None
     if second is None and any(bias is not None for bias in biases[1:]):

@@ -1,11 +1,14 @@
-"""Predicts tokens per second of a model whose experts do not all go onto the GPU, from its files and what this machine measures.
+"""Predicts tokens per second of a model whose experts do not all go onto the GPU.
+
+Sizes are its files', speeds what this machine measures, or those that are given.
 
     python -m hammerhead.budget FOLDER --gpu-budget 24GB,48GB,80GB
     python -m hammerhead.budget FOLDER --gpu-budget 24GB --host-bandwidth 60GB --gpu-bandwidth 900GB --hit 0.7     # of another machine
 
-A layer in two places (``gpu_bytes=``) takes as long as the slower of the two: the GPU reads the experts that it holds while the processor reads
-its own, which costs one way there and back. The rest of the model reads its weights on the GPU, and takes what the program around it takes.
-What is left out: experts' arithmetic in prompts of thousands of tokens, and a host whose threads are wanted elsewhere.
+A layer in two places (``gpu_bytes=``) takes as long as the slower of the two: the GPU reads the experts that it holds
+while the processor reads its own, which costs one way there and back. The rest of the model reads its weights on the
+GPU, and takes what the program around it takes. What is left out: experts' arithmetic in prompts of thousands of
+tokens, and a host whose threads are wanted elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_t
 """What configurations call the number of experts that compute a token."""
 
 AWAY = 60e-6
-"""Seconds for which a layer's rows go to the host and come back, where it was not measured: so much was it on an H200."""
+"""Seconds for which a layer's rows go to the host and come back, where it was not measured: so much was it on an
+H200."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Model:
 
     @classmethod
     def from_checkpoint(cls, folder: str | PathLike[str], top_k: int | None = None) -> Model:
-        """Reads the files' headers, and from the configuration how wide the model is and how many experts compute a token."""
+        """Reads the files' headers, and from the configuration how wide the model is and how many experts compute a
+        token."""
         path = Path(folder)
         numbers, elements, layers = set[str](), 0, set[str]()
         for stem, _, _, stack, rows, k, _ in Checkpoint.by_name(path).stored():
@@ -129,7 +134,8 @@ class Prediction:
 def predict(model: Model, machine: Machine, budget: int, *, tokens: int = 1, hit: float | None = None) -> Prediction:
     """What a step of so many tokens takes, where weights may take ``budget`` bytes of the GPU.
 
-    ``hit``: the part of the experts asked for that lie there; as large as the part that lies there if not given, as of routing at random.
+    ``hit``: the part of the experts asked for that lie there; as large as the part that lies there if not given, as of
+    routing at random.
     """
     experts = model.layers * model.experts * model.expert_bytes
     resident = min(1.0, max(0, budget - model.beside_bytes) / experts)

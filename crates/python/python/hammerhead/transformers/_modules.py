@@ -77,8 +77,8 @@ class NvFp4Experts(Packed):
 
 
 def place_hottest(model: torch.nn.Module, *, most: int | None = None) -> int:
-    """Moves experts that were asked for most to the GPU, ``most`` of each layer at most, where a budget left some to the processor. Other
-    calls may be under way: the moves are queued in torch's current stream. Says how many moved."""
+    """Moves experts that were asked for most to the GPU, ``most`` of each layer at most, where a budget left some to
+    the processor. Other calls may be under way: the moves are queued in torch's current stream. Says how many moved."""
     moved = 0
     for module in model.modules():
         if isinstance(module, NvFp4Experts) and module.layer.resident:
