@@ -2,6 +2,7 @@
 //! anything ran outside of its clock.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use gpu::device;
 use gpu::driver::{Monitor, Reading};
@@ -37,6 +38,11 @@ const HOST_LATE: f64 = 1e-3;
 const HOST_LATE_SHARE: f64 = 0.05;
 /// Runs from which the two clocks are compared.
 const ENOUGH_RUNS: usize = 4;
+/// How long the device rests before it is asked whether others compute on it: what it says is of up to the last second.
+/// Then how often it is asked, and after which pauses.
+const REST: Duration = Duration::from_millis(1100);
+const ASKED: usize = 3;
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A device that is watched.
 pub struct Watched {
@@ -94,6 +100,18 @@ impl Watched {
                 self.report.held_by.push(words.to_owned());
             }
         }
+    }
+
+    /// Whether somebody else computes on it, asked when all contestants are gone: every time it is asked. Where nobody
+    /// can say, nobody does.
+    pub(crate) fn has_neighbours(&self) -> bool {
+        let Some(read) = &self.read else { return false };
+        let at_work = || read().busy.is_some_and(|busy| busy > 0.0);
+        std::thread::sleep(REST);
+        (0..ASKED).all(|_| {
+            std::thread::sleep(PAUSE);
+            at_work()
+        })
     }
 
     /// Notes what runs of a kernel that does nothing took behind a latch, with the inputs of so many jobs of a shape,
@@ -183,7 +201,7 @@ mod tests {
     use super::*;
     use crate::contestant::{About, Contestant, Guard, Job, Readiness, Session, Tensors};
     use crate::doubling::{Doubler, task};
-    use crate::{Clock, Course, Halt, Pairing, Pool, RefereeSettings, Temperature};
+    use crate::{Clock, Course, Halt, Outcome, Pairing, Pool, RefereeSettings, Temperature};
 
     /// A clock that moves by a second with every look at it.
     #[derive(Default)]
@@ -437,5 +455,22 @@ mod tests {
         assert!(fault(1e-3, 0.1).contains("at work"), "{}", fault(1e-3, 0.1));
         let fast = fault(30.0, 0.0);
         assert!(fast.contains("by the host's"), "{fast}");
+    }
+
+    #[test]
+    fn work_outside_of_the_clock_is_nobodys_fault_where_others_compute() {
+        let outcome = |busy: f64| {
+            let (settings, clock) = (RefereeSettings::default(), Seconds::default());
+            let (champion, challenger) = (contestant_of(1e-3, 0.0), contestant_of(1e-3, 0.1));
+            let report = DeviceReport { flops_per_second: 1e9, bytes_per_second: 1e6, ..DeviceReport::default() };
+            let reading = move || Reading { busy: Some(busy), ..Reading::default() };
+            let pool = Pool::new(&champion, &challenger, vec![task()], &settings, &clock, 3).unwrap();
+            let mut pool = pool.on_device(Watched::told(report, 1000, reading));
+            crate::sit(&mut pool, &settings, &crate::Terms::default(), 3).unwrap().outcome
+        };
+        let blamed = outcome(0.0);
+        assert!(matches!(&blamed, Outcome::Faulted { side: Side::Challenger, .. }), "{blamed:?}");
+        let void = outcome(0.4);
+        assert!(matches!(&void, Outcome::Void { why } if why[0].contains("others compute on this GPU")), "{void:?}");
     }
 }

@@ -123,6 +123,11 @@ pub trait Course {
         0.0
     }
 
+    /// Whether others compute on the device whose clock decides. All processes of a pairing are ended first.
+    fn has_neighbours(&mut self) -> bool {
+        false
+    }
+
     /// Tells whoever watches how it goes.
     fn say(&mut self, _line: &str) {}
 }
@@ -170,6 +175,11 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
         // A champion that fails is no win for the challenger.
         Err(Halt::Fault(Side::Champion, fault)) => {
             sitting.outcome = Outcome::Void { why: vec![format!("the champion failed: {fault}")] };
+        }
+        // Nor is somebody else's work on the same GPU the challenger's doing.
+        Err(Halt::Fault(_, fault @ Fault::Tampering { .. })) if referee.course.has_neighbours() => {
+            let why = format!("others compute on this GPU, so that nobody can say whose doing it is: {fault}");
+            sitting.outcome = Outcome::Void { why: vec![why] };
         }
         Err(Halt::Fault(side, fault)) => sitting.outcome = Outcome::Faulted { side, fault },
         Err(Halt::Error(error)) => return Err(error),

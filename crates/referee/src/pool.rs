@@ -728,6 +728,11 @@ impl Course for Pool<'_> {
         Ok(())
     }
 
+    fn has_neighbours(&mut self) -> bool {
+        self.sides = None;
+        self.device.as_ref().is_some_and(Watched::has_neighbours)
+    }
+
     fn sample(&mut self, side: Side, temperature: Temperature) -> Result<Take, Halt> {
         let cold = temperature == Temperature::Cold;
         let (awakening, layers) = match cold && self.sweep_serves_several() {

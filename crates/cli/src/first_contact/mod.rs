@@ -76,7 +76,7 @@ struct Report {
     trial: TrialReport,
     /// What `hammerhead verify --json` says of each problem, or why it says nothing.
     verify: Vec<Part>,
-    /// What `hammerhead bench --json` says of each problem, or why it says nothing.
+    /// What `hammerhead bench --export` says of each problem, or why it says nothing.
     bench: Vec<Part>,
     /// What was timed, held against the model.
     model: Vec<Compared>,
@@ -139,7 +139,7 @@ struct Clocks {
 
 impl Clocks {
     fn of(seconds: f64, reading: Reading) -> Self {
-        let Reading { clock, memory_clock, watts, celsius, held_by } = reading;
+        let Reading { clock, memory_clock, watts, celsius, held_by, .. } = reading;
         Clocks { seconds, clock_hertz: clock, memory_clock_hertz: memory_clock, watts, celsius, held_by }
     }
 }

@@ -49,11 +49,22 @@ pub struct Reading {
     pub celsius: Option<f64>,
     /// What holds the clock down, in words.
     pub held_by: Vec<&'static str>,
+    /// The part of the last moments, up to a second of them, in which a kernel ran.
+    pub busy: Option<f64>,
+}
+
+/// `nvmlUtilization_t`: percentages of time in which kernels ran, and in which memory was used.
+#[repr(C)]
+#[derive(Default)]
+struct Utilization {
+    kernels: c_uint,
+    _memory: c_uint,
 }
 
 type Number = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
 type Chosen = unsafe extern "C" fn(Handle, c_int, *mut c_uint) -> c_int;
 type Bits = unsafe extern "C" fn(Handle, *mut u64) -> c_int;
+type Used = unsafe extern "C" fn(Handle, *mut Utilization) -> c_int;
 
 /// One device, watched.
 pub struct Monitor {
@@ -62,6 +73,7 @@ pub struct Monitor {
     clock: Option<Chosen>,
     temperature: Option<Chosen>,
     reasons: Option<Bits>,
+    used: Option<Used>,
     _library: Library,
 }
 
@@ -109,6 +121,7 @@ impl Monitor {
                 clock: library.get(b"nvmlDeviceGetClockInfo\0").ok().map(|f| *f),
                 temperature: library.get(b"nvmlDeviceGetTemperature\0").ok().map(|f| *f),
                 reasons: library.get(b"nvmlDeviceGetCurrentClocksThrottleReasons\0").ok().map(|f| *f),
+                used: library.get(b"nvmlDeviceGetUtilizationRates\0").ok().map(|f| *f),
                 _library: library,
             })
         }
@@ -127,6 +140,9 @@ impl Monitor {
         let power = self.power.and_then(|power| number(unsafe { power(self.device, &mut milliwatts) }, milliwatts));
         // SAFETY: the device's handle is the library's own, and one number of 64 bits is written.
         let known = self.reasons.is_some_and(|reasons| unsafe { reasons(self.device, &mut bits) } == 0);
+        let mut utilization = Utilization::default();
+        // SAFETY: the device's handle is the library's own, and a structure of two numbers is written.
+        let used = self.used.is_some_and(|used| unsafe { used(self.device, &mut utilization) } == 0);
         let held = REASONS.iter().filter(|(bit, _)| known && bits & bit != 0);
         Reading {
             clock: chosen(self.clock, number::CLOCK_MULTIPROCESSORS).map(|megahertz| 1e6 * megahertz),
@@ -134,6 +150,7 @@ impl Monitor {
             watts: power.map(|milliwatts| 1e-3 * milliwatts),
             celsius: chosen(self.temperature, number::TEMPERATURE),
             held_by: held.map(|(_, words)| *words).collect(),
+            busy: used.then(|| f64::from(utilization.kernels) / 100.0),
         }
     }
 }
