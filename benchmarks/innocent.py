@@ -56,6 +56,8 @@ def main():
         if blamed:
             found["blamed"] += 1
             print(f"{name}: {blamed}", flush=True)
+        if found["plays"] % 20 == 0:
+            print(f"{found['plays']} plays after {time.time() - began:.0f} s", flush=True)
 
     try:
         with concurrent.futures.ThreadPoolExecutor(args.at_a_time) as pool:

@@ -1,26 +1,28 @@
 //! How often the referee is right on real clocks: sittings of a configuration of ours against itself, slowed by a known
 //! part, in this very process.
 //!
-//! `cargo run --release -p hammerhead-tank --example real_clocks [SITTINGS [BUDGET [THREADS]]]`: a budget is in seconds
-//! per sitting, and without a number of threads the planner's is taken. Prints one line per truth.
+//! `cargo run --release -p hammerhead-tank --example real_clocks PLACE PART [SITTINGS [SECONDS [THREADS]]]`: the place is
+//! `cpu` or `cuda`, the part 0.03 or 0 for equal code, the seconds are those of a sitting, and without a number of
+//! threads the planner's is taken. On a processor the slower one waits; on a GPU its clock is read as so much later.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use hammerhead::{Request, backends};
 use referee::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Queued, Readiness, Session, Tensors};
-use referee::{Outcome, Pool, Precedence, RefereeSettings, Terms, Wall, seeds, sit};
+use referee::{Outcome, Pool, Precedence, RefereeSettings, Terms, Wall, Watched, seeds, sit};
 use tank::entry::Entry;
-use tank::operations::dual_gemm::{Builtin, ProblemSpec, tasks};
+use tank::operations::dual_gemm::problem::case;
+use tank::operations::dual_gemm::{Builtin, OnDevice, ProblemSpec, tasks};
 
 type Failure = Box<dyn std::error::Error>;
 
 /// A contestant that takes a part longer than it need.
-struct Slowed(Builtin, f64);
+struct Slowed<C>(C, f64);
 
 struct SlowedSession(Box<dyn Session>, f64);
 
-impl Contestant for Slowed {
+impl<C: Contestant> Contestant for Slowed<C> {
     fn about(&self) -> About {
         self.0.about()
     }
@@ -49,12 +51,19 @@ impl Session for SlowedSession {
 
     fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
         let start = Instant::now();
-        self.0.go()?;
+        if let Some(DeviceTime { seconds, outside, whole: [device, host] }) = self.0.go()? {
+            let more = seconds * self.1;
+            return Ok(Some(DeviceTime { seconds: seconds + more, outside, whole: [device + more, host + more] }));
+        }
         let whole = start.elapsed().mul_f64(1.0 + self.1);
         while start.elapsed() < whole {
             std::hint::spin_loop();
         }
         Ok(None)
+    }
+
+    fn sweep(&mut self, bytes: u64) -> bool {
+        self.0.sweep(bytes)
     }
 
     fn queued(&mut self) -> Option<Queued> {
@@ -67,50 +76,63 @@ impl Session for SlowedSession {
 }
 
 fn main() -> Result<(), Failure> {
-    let mut arguments = std::env::args().skip(1);
-    let sittings: usize = arguments.next().map_or(Ok(20), |text| text.parse())?;
-    let budget: f64 = arguments.next().map_or(Ok(20.0), |text| text.parse())?;
-    let load = || std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let problems = [ProblemSpec::single(1, 3072, 1024), ProblemSpec::single(8, 3072, 1024)];
-    let auto: Vec<_> = backends::all().iter().copied().filter(|b| b.available().is_ok() && b.name() != "sim").collect();
-    let threads: Option<usize> = arguments.next().map(|text| text.parse()).transpose()?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let word = |index: usize| arguments.get(index).map(String::as_str);
+    let (on_gpu, part) = match (word(0), word(1)) {
+        (Some("cpu"), Some(part)) => (false, part.parse::<f64>()?),
+        (Some("cuda"), Some(part)) => (true, part.parse::<f64>()?),
+        _ => return Err("say where and how much: real_clocks cpu 0.03, or real_clocks cuda 0".into()),
+    };
+    let sittings: usize = word(2).map_or(Ok(20), str::parse)?;
+    let terms = Terms { budget_seconds: Some(word(3).map_or(Ok(20.0), str::parse)?), ..Terms::default() };
+    let threads: Option<usize> = word(4).map(str::parse).transpose()?;
+    let [n, k] = if on_gpu { [4096, 7168] } else { [3072, 1024] };
+    let problems = [ProblemSpec::single(1, n, k), ProblemSpec::single(8, n, k)];
+    let wanted = |name: &str| if on_gpu { name == "cuda" } else { name != "cuda" && name != "sim" };
+    let among: Vec<_> = backends::all().iter().copied().filter(|b| b.available().is_ok() && wanted(b.name())).collect();
     let planned_for = threads.map_or_else(|| std::thread::available_parallelism().map(usize::from), Ok)?;
-    let Entry::Builtin { ways } = Entry::planned(&problems, &auto, &Request::default(), planned_for)? else {
+    let Entry::Builtin { ways } = Entry::planned(&problems, &among, &Request::default(), planned_for)? else {
         return Err("the planner chooses configurations".into());
     };
     let builtin = Builtin { name: "ours".to_owned(), ways, threads, ..Builtin::default() };
-    let cases = problems.iter().map(ProblemSpec::case).collect::<Result<Vec<_>, _>>()?;
-    let (settings, terms) = (RefereeSettings::default(), Terms { budget_seconds: Some(budget), ..Terms::default() });
-    for truth in [0.0, 0.03] {
-        let (champion, challenger) = (Slowed(builtin.clone(), truth), Slowed(builtin.clone(), 0.0));
-        let (mut found, before) = (BTreeMap::<&str, usize>::new(), load());
-        let mut sees = Vec::new();
-        for _ in 0..sittings {
-            let clock = Wall::new();
-            let pool = Pool::new(&champion, &challenger, tasks(&cases)?, &settings, &clock, seeds::fresh()?)?;
-            let mut pool = pool.on_the_processor()?;
-            let _precedence = Precedence::take();
-            let sitting = sit(&mut pool, &settings, &terms, seeds::fresh()?)?;
-            sees.extend(sitting.scout.map(|scout| scout.sees));
-            let name = match sitting.outcome {
-                Outcome::Faster => "faster",
-                Outcome::Slower => "slower",
-                Outcome::Mixed { .. } => "mixed",
-                Outcome::Inconclusive { .. } => "inconclusive",
-                Outcome::Void { .. } => "void",
-                Outcome::Faulted { .. } | Outcome::Stopped { .. } => "other",
-            };
-            *found.entry(name).or_default() += 1;
-        }
-        sees.sort_by(f64::total_cmp);
-        let median = sees.get(sees.len() / 2).copied().unwrap_or(f64::NAN);
-        println!(
-            "{:.0} % faster: {found:?} of {sittings}; could see {:.1} % in the median; load {} to {}",
-            100.0 * truth,
-            100.0 * median,
-            before.trim(),
-            load().trim()
-        );
+    let cases = problems.iter().map(|spec| spec.problem().map(|problem| case(&problem)));
+    let cases = cases.collect::<Result<Vec<_>, _>>()?;
+    let load = || std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let (settings, before, began) = (RefereeSettings::default(), load(), Instant::now());
+    let (mut found, mut sees) = (BTreeMap::<&str, usize>::new(), Vec::new());
+    for _ in 0..sittings {
+        let sides: [Box<dyn Contestant>; 2] = if on_gpu {
+            let ours = || OnDevice::new(builtin.clone(), 0);
+            [Box::new(Slowed(ours()?, part)), Box::new(ours()?)]
+        } else {
+            [Box::new(Slowed(builtin.clone(), part)), Box::new(Slowed(builtin.clone(), 0.0))]
+        };
+        let (clock, seed) = (Wall::new(), seeds::fresh()?);
+        let pool = Pool::new(sides[0].as_ref(), sides[1].as_ref(), tasks(&cases)?, &settings, &clock, seed)?;
+        let mut pool = if on_gpu { pool.on_device(Watched::open(0)?) } else { pool.on_the_processor()? };
+        let _precedence = Precedence::take();
+        let sitting = sit(&mut pool, &settings, &terms, seeds::fresh()?)?;
+        sees.extend(sitting.scout.map(|scout| scout.sees));
+        let name = match sitting.outcome {
+            Outcome::Faster => "faster",
+            Outcome::Slower => "slower",
+            Outcome::Mixed { .. } => "mixed",
+            Outcome::Inconclusive { .. } => "inconclusive",
+            Outcome::Void { .. } => "void",
+            Outcome::Faulted { .. } | Outcome::Stopped { .. } => "other",
+        };
+        *found.entry(name).or_default() += 1;
     }
+    sees.sort_by(f64::total_cmp);
+    let median = sees.get(sees.len() / 2).copied().unwrap_or(f64::NAN);
+    println!(
+        "{} faster by {:.0} %: {found:?} of {sittings}, {:.0} s each; could see {:.1} % in the median; load {} to {}",
+        if on_gpu { "cuda" } else { "cpu" },
+        100.0 * part,
+        began.elapsed().as_secs_f64() / sittings.max(1) as f64,
+        100.0 * median,
+        before.trim(),
+        load().trim()
+    );
     Ok(())
 }

@@ -45,7 +45,7 @@ pub struct Model {
 }
 
 /// What most models have.
-pub(crate) const COMMON: Model = Model {
+pub const COMMON: Model = Model {
     name: "",
     why: "",
     experts: [0; 2],

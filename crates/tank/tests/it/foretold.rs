@@ -4,9 +4,11 @@ use std::path::Path;
 
 use referee::{Correctness, Sitting, Terms, Wrong};
 use tank::Result;
+use tank::configurations::Configurations;
 use tank::court::{Baseline, Referee, Swimmer};
 use tank::event::Event;
 use tank::ledger::Ledger;
+use tank::operations::dual_gemm::{Planner, ProblemSpec};
 use tank::pitch::Pitch;
 use tank::play::{Choices, Options, play};
 use tank::report::{Report, markdown};
@@ -104,12 +106,17 @@ fn whole_layers_are_pitched_for_a_gpu_that_is_not_there() {
     assert_eq!((first.pitch.as_str(), first.verdict), (best, Verdict::Success), "{:?}", first.reasons);
     assert!(first.examined.as_ref().is_some_and(|examined| examined.passed() && examined.compared > 1000));
     assert!(markdown(&report).contains("1024 tokens, 8 of 128 experts, 2048→768→2048"));
-    let timed = text.replace("foretold:h200", "scalar");
-    let refused = Season::from_text(Path::new("layers.toml"), &timed).and_then(|season| season.operation().map(drop));
-    let reason = refused.unwrap_err().to_string();
-    assert!(reason.contains("foretold, and not timed") && reason.contains("foretold:h200"), "{reason}");
+    let on_a_processor = Planner::new(&[layer_of(text)], "scalar", None).unwrap();
+    let reason = on_a_processor.planned("").unwrap_err().to_string();
+    assert!(reason.contains("product by product") && reason.contains("foretold:h200"), "{reason}");
     let both = text.replace("layer = {", "groups = [[1, 16, 16]]\nlayer = {");
     assert!(Season::from_text(Path::new("layers.toml"), &both).unwrap_err().to_string().contains("groups and a layer"));
+}
+
+/// The first problem of a season.
+fn layer_of(text: &str) -> ProblemSpec {
+    let season: toml::Table = text.parse().unwrap();
+    season["problem"][0].clone().try_into().unwrap()
 }
 
 /// The first season's rounds 1 to 4, brought again. Its kernel was interleaved, and computed A·B in place of

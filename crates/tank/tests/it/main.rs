@@ -9,6 +9,7 @@ mod evolve;
 mod foretold;
 mod format;
 mod imports;
+mod layers;
 mod operations;
 mod report;
 mod resume;

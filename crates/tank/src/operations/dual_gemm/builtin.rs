@@ -14,8 +14,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::{bf16, f16};
 use hammerhead::Team;
 use hammerhead::format::{Dense, GlobalScale, Matrix};
-use hammerhead::{Activation, Activations, Engine, Layer, Options, Output, Plan, Problem, Request as Wish, Weights};
-use hammerhead::{Target, backends};
+use hammerhead::{
+    Activation, Activations, Engine, ExpertWeights, Experts, Ids, Layer, LayerOptions, MlpWeights, Options, Output,
+    Plan, Problem, Request as Wish, Routed, Target, Weights, Whole, backends,
+};
 use memmap2::{Mmap, MmapMut};
 use referee::contestant::protocol::{Prepare, Residence};
 use referee::contestant::{
@@ -26,6 +28,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
 use super::operands::{MatrixPlace, Operands, TokensPlace, WeightsPlace};
+use super::problem::name;
 use crate::entry::Way;
 
 /// Configurations of our own backends.
@@ -114,21 +117,31 @@ pub(super) fn failed(stage: Stage, error: &Error) -> Fault {
     Fault::Crash { stage, status: error.to_string(), words: String::new() }
 }
 
-/// What computes: engines by backend, and the problem that was prepared last.
+/// What an engine was made for: a backend, and, for whole layers, the configuration that it is held to.
+type Made = (String, String);
+
+/// What computes: engines by what they were made for, and the problem that was prepared last.
 pub struct Bench {
     contestant: Builtin,
     /// The processors that its threads are pinned to, where the process is its own.
     processors: Vec<usize>,
-    engines: HashMap<String, Engine>,
+    engines: HashMap<Made, Engine>,
     ready: Option<Ready>,
 }
 
 /// A problem that can be computed: its plan, and its weights as the backend wants them.
 pub(super) struct Loaded {
-    backend: String,
+    /// Which of the engines computes it.
+    engine: Made,
     pub(super) plan: Plan,
     pub(super) operands: Operands,
-    pub(super) layers: Vec<Layer>,
+    pub(super) layers: Layers,
+}
+
+/// Weights in as many sets as there are: those of products, or of whole layers.
+pub(super) enum Layers {
+    Products(Vec<Layer>),
+    Whole(Vec<Experts>),
 }
 
 struct Ready {
@@ -166,12 +179,13 @@ impl Bench {
     pub(super) fn load(&mut self, message: &Prepare, weights: &[u8]) -> Result<Result<Loaded, String>> {
         let operands = Operands::of(message)?;
         let problem = &operands.problem;
-        let name = case_name(problem);
-        let Some(way) = self.contestant.way(problem, &name).cloned() else {
+        let Some(way) = self.contestant.way(problem, &name(problem)).cloned() else {
             return Ok(Err("it has no configuration at all".to_owned()));
         };
         let backend = backends::by_name(&way.backend)?;
-        let engine = match self.engine(&way.backend) {
+        let whole = problem.whole().copied();
+        let made = (way.backend.clone(), whole.map_or(String::new(), |_| way.config.clone()));
+        let engine = match self.engine(&made) {
             Ok(engine) => engine,
             Err(Error::Machine(error @ hammerhead::Error::Unavailable { .. })) => return Ok(Err(error.to_string())),
             Err(error) => return Err(error),
@@ -180,12 +194,23 @@ impl Bench {
             Ok(plan) => plan,
             Err(error) => return Ok(Err(error.to_string())),
         };
-        let load = |places: &Vec<WeightsPlace>| {
-            let weights = weights_at(weights, problem, places)?;
-            Ok(engine.load(&weights, problem.gate())?)
+        let layers = match whole {
+            None => {
+                let load = |places: &Vec<WeightsPlace>| {
+                    let weights = weights_at(weights, problem, places)?;
+                    Ok(engine.load(&weights, problem.gate())?)
+                };
+                Layers::Products(operands.layers.iter().map(load).collect::<Result<_>>()?)
+            }
+            Some(Whole { batch_invariant, .. }) => {
+                let options = LayerOptions { batch_invariant, ..LayerOptions::default() };
+                let load = |places: &Vec<WeightsPlace>| {
+                    Ok(Experts::new(engine, &experts_at(weights, problem, places)?, options)?)
+                };
+                Layers::Whole(operands.layers.iter().map(load).collect::<Result<_>>()?)
+            }
         };
-        let layers = operands.layers.iter().map(load).collect::<Result<Vec<_>>>()?;
-        Ok(Ok(Loaded { backend: way.backend, plan, operands, layers }))
+        Ok(Ok(Loaded { engine: made, plan, operands, layers }))
     }
 
     /// Does jobs, one after the other.
@@ -196,24 +221,20 @@ impl Bench {
             }
             return Err(Error::Protocol { reason: "a run came before anything was prepared".to_owned() });
         };
-        let Some(engine) = self.engines.get(&ready.loaded.backend) else {
+        let Some(engine) = self.engines.get(&ready.loaded.engine) else {
             return Err(Error::Protocol { reason: "a run came before anything was prepared".to_owned() });
         };
         jobs.iter().try_for_each(|job| ready.run(engine, *job))
     }
 
-    fn engine(&mut self, backend: &str) -> Result<&Engine> {
-        if !self.engines.contains_key(backend) {
-            let options = Options {
-                backend: Some(backend.to_owned()),
-                threads: self.contestant.threads,
-                request: Wish::default(),
-            };
-            let engine = Engine::new(options)?;
+    fn engine(&mut self, made: &Made) -> Result<&Engine> {
+        if !self.engines.contains_key(made) {
+            let (backend, request) = (Some(made.0.clone()), made.1.parse::<Wish>()?);
+            let engine = Engine::new(Options { backend, threads: self.contestant.threads, request })?;
             pin(engine.team(), &self.processors);
-            self.engines.insert(backend.to_owned(), engine);
+            self.engines.insert(made.clone(), engine);
         }
-        Ok(&self.engines[backend])
+        Ok(&self.engines[made])
     }
 }
 
@@ -221,12 +242,22 @@ impl Ready {
     fn run(&mut self, engine: &Engine, job: Job) -> Result<()> {
         let missing = || Error::Protocol { reason: format!("{job:?} names what was not prepared") };
         let Loaded { plan, operands, layers, .. } = &self.loaded;
-        let layer = layers.get(job.layer).ok_or_else(missing)?;
         let inputs = operands.inputs.get(job.input).ok_or_else(missing)?;
         let places = operands.outputs.get(job.output).ok_or_else(missing)?;
-        let activations = tokens_at(&self.tokens, operands, inputs)?;
         let mut targets = targets_at(&mut self.outputs, &operands.problem, places)?;
-        Ok(engine.run_planned(plan, layer, &activations, &mut targets)?)
+        match layers {
+            Layers::Products(layers) => {
+                let layer = layers.get(job.layer).ok_or_else(missing)?;
+                let activations = tokens_at(&self.tokens, operands, inputs)?;
+                Ok(engine.run_planned(plan, layer, &activations, &mut targets)?)
+            }
+            Layers::Whole(layers) => {
+                let layer = layers.get(job.layer).ok_or_else(missing)?;
+                let (tokens, routed) = routed_at(&self.tokens, &operands.problem, inputs)?.ok_or_else(missing)?;
+                let target = targets.pop().ok_or_else(missing)?;
+                Ok(layer.run_into(engine, &tokens, &routed, target)?)
+            }
+        }
     }
 }
 
@@ -253,21 +284,6 @@ fn pin(threads: &Team, processors: &[usize]) {
         // Where it is refused, all still works, with more noise.
         let _ = sched_setaffinity(None, &own);
     });
-}
-
-/// A problem's name as a case: the name that ways are given by.
-fn case_name(problem: &Problem) -> String {
-    let case = testkit::cases::Case {
-        suite: testkit::cases::Suite::Dual,
-        why: "",
-        groups: problem.groups().to_vec(),
-        gate: problem.gate(),
-        activation: problem.activation(),
-        output: problem.output(),
-        inputs: testkit::cases::Inputs::Realistic,
-        timed: true,
-    };
-    case.to_string()
 }
 
 fn open(path: &Path, writable: bool) -> Result<File> {
@@ -307,12 +323,15 @@ fn matrix_at(bytes: &[u8], rows: usize, k: usize, [codes, scales]: [u64; 2], glo
     Ok(Matrix::new(rows, k, codes, scales, GlobalScale::nearest(global)).map_err(hammerhead::Error::from)?)
 }
 
+fn weight_at<'a>(bytes: &'a [u8], [rows, k]: [usize; 2], place: MatrixPlace) -> Result<Matrix<'a>> {
+    let MatrixPlace { codes, scales, global } = place;
+    let global = part(bytes, global, 8)?.try_into().map_err(|_| outside())?;
+    matrix_at(bytes, rows, k, [codes, scales], f64::from_le_bytes(global))
+}
+
 fn weights_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[WeightsPlace]) -> Result<Vec<Weights<'a>>> {
     let group = |(shape, place): (&hammerhead::Shape, &WeightsPlace)| {
-        let matrix = |MatrixPlace { codes, scales, global }: MatrixPlace| {
-            let global = part(bytes, global, 8)?.try_into().map_err(|_| outside())?;
-            matrix_at(bytes, shape.n, shape.k, [codes, scales], f64::from_le_bytes(global))
-        };
+        let matrix = |place| weight_at(bytes, [shape.n, shape.k], place);
         let gate = matrix(place.gate)?;
         Ok(match place.up {
             Some(up) => Weights::gated(gate, matrix(up)?)?,
@@ -322,33 +341,63 @@ fn weights_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[WeightsPlace]) -
     problem.groups().iter().zip(places).map(group).collect()
 }
 
+/// The experts of a whole layer.
+fn experts_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[WeightsPlace]) -> Result<ExpertWeights<'a>> {
+    let first = weights_at(bytes, problem, places)?.into_iter();
+    let expert = |((up, shape), place): ((Weights<'a>, &hammerhead::Shape), &WeightsPlace)| {
+        let place = place.down.ok_or_else(outside)?;
+        Ok(MlpWeights::new(up, Weights::plain(weight_at(bytes, [shape.k, shape.n], place)?))?)
+    };
+    let experts = first.zip(problem.groups()).zip(places).map(expert).collect::<Result<_>>()?;
+    Ok(ExpertWeights::new(experts, problem.gate())?)
+}
+
 fn tokens_at<'a>(bytes: &'a [u8], operands: &Operands, places: &[TokensPlace]) -> Result<Vec<Activations<'a>>> {
     let Operands { problem, globals, .. } = operands;
     let group = |((shape, &global), place): ((&hammerhead::Shape, &f64), &TokensPlace)| match *place {
         TokensPlace::Quantised { codes, scales } => {
             Ok(matrix_at(bytes, shape.m, shape.k, [codes, scales], global)?.into())
         }
-        TokensPlace::Dense { values } => {
-            let elements = shape.m * shape.k;
-            let global = GlobalScale::nearest(global);
-            let wide = |width: usize| part(bytes, values, elements * width);
-            let dense = match problem.activation() {
-                Activation::F16 => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, f16>(wide(2)?), global),
-                Activation::BF16 => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, bf16>(wide(2)?), global),
-                _ => Dense::new(shape.m, shape.k, bytemuck::cast_slice::<u8, f32>(wide(4)?), global),
-            };
-            Ok(dense.map_err(hammerhead::Error::from)?.into())
+        TokensPlace::Dense { values } | TokensPlace::Routed { values, .. } => {
+            Ok(dense_at(bytes, problem.activation(), [shape.m, shape.k], values, global)?.into())
         }
     };
     problem.groups().iter().zip(globals).zip(places).map(group).collect()
 }
 
+fn dense_at(bytes: &[u8], activation: Activation, [m, k]: [usize; 2], values: u64, global: f64) -> Result<Dense<'_>> {
+    let global = GlobalScale::nearest(global);
+    let wide = |width: usize| part(bytes, values, m * k * width);
+    let dense = match activation {
+        Activation::F16 => Dense::new(m, k, bytemuck::cast_slice::<u8, f16>(wide(2)?), global),
+        Activation::BF16 => Dense::new(m, k, bytemuck::cast_slice::<u8, bf16>(wide(2)?), global),
+        _ => Dense::new(m, k, bytemuck::cast_slice::<u8, f32>(wide(4)?), global),
+    };
+    Ok(dense.map_err(hammerhead::Error::from)?)
+}
+
+/// The tokens of a whole layer and the experts of each, if that is what lies there.
+fn routed_at<'a>(bytes: &'a [u8], problem: &Problem, places: &[TokensPlace]) -> Result<Option<(Dense<'a>, Routed)>> {
+    let (Some(whole), [TokensPlace::Routed { values, ids, weights }]) = (problem.whole(), places) else {
+        return Ok(None);
+    };
+    let tokens = dense_at(bytes, problem.activation(), [whole.tokens, whole.width], *values, 1.0)?;
+    let entries = whole.tokens * whole.top;
+    let ids = Ids::I32(bytemuck::cast_slice(part(bytes, *ids, 4 * entries)?));
+    let weights = bytemuck::cast_slice(part(bytes, *weights, 4 * entries)?);
+    Ok(Some((tokens, Routed::given(ids, weights, whole.tokens, problem.groups().len())?)))
+}
+
 /// The places of one output's groups, which follow each other in the file.
 fn targets_at<'a>(mut bytes: &'a mut [u8], problem: &Problem, places: &[u64]) -> Result<Vec<Target<'a>>> {
     let (mut passed, mut targets) = (0, Vec::new());
-    for (shape, &place) in problem.groups().iter().zip(places) {
+    let sizes: Vec<usize> = match problem.whole() {
+        Some(whole) => vec![whole.tokens * whole.width],
+        None => problem.groups().iter().map(|shape| shape.m * shape.n).collect(),
+    };
+    for (size, &place) in sizes.into_iter().zip(places) {
         let start = usize::try_from(place).ok().and_then(|place| place.checked_sub(passed)).ok_or_else(outside)?;
-        let length = shape.m * shape.n * problem.output().bytes();
+        let length = size * problem.output().bytes();
         let (_, rest) = bytes.split_at_mut_checked(start).ok_or_else(outside)?;
         let (target, rest) = rest.split_at_mut_checked(length).ok_or_else(outside)?;
         passed += start + length;

@@ -3,11 +3,12 @@
 //! [`problem`] is how a season writes its problems, [`mod@planner`] makes entries of configurations and says what is
 //! known of them, [`builtin`] is our own backends as contestants, [`on_device`] those of a GPU in its own memory,
 //! `foretold` a referee for a GPU that is not there, [`operands`] where a message says that they lie, [`mod@task`] the
-//! numbers and what should come out of them, [`mod@questions`] what is asked, and [`yardstick`] checks large results
-//! whole.
+//! numbers and what should come out of them, `layer` those of whole layers, [`mod@questions`] what is asked, and
+//! [`yardstick`] checks large results whole.
 
 pub mod builtin;
 mod foretold;
+mod layer;
 pub mod on_device;
 pub mod operands;
 pub mod planner;
@@ -39,6 +40,7 @@ use referee::contestant::protocol::Residence;
 use referee::seeds::derive;
 use referee::task::Task;
 
+use self::layer::LayerTask;
 use crate::Result;
 use crate::entry::Way;
 use crate::operation::Operation;
@@ -54,7 +56,8 @@ pub const SEASON: &str = include_str!("../../../seasons/cpu.toml");
 /// What to write where a pitch names nothing to run.
 pub const RUN: &str = "write [run] with config = \"strategy=ping-pong\", or with program = [\"./kernel\"]";
 /// What to write where a season has no problems.
-pub const PROBLEM: &str = "write [[problem]] with groups = [[m, n, k]], or name an operation, which brings its own";
+pub const PROBLEM: &str =
+    "write [[problem]] with groups = [[m, n, k]] or with layer, or name an operation, which brings its own";
 
 /// Refuses words that are no part of a configuration.
 pub fn check_words(words: &str) -> Result<()> {
@@ -63,7 +66,9 @@ pub fn check_words(words: &str) -> Result<()> {
 
 /// The operation with the problems of a season.
 pub struct DualGemm {
+    /// Those of its problems that are products, and those that are whole layers.
     cases: Vec<Case>,
+    layers: Vec<LayerTask>,
     workshop: Arc<Workshop>,
     problems: Vec<Arc<dyn Task>>,
 }
@@ -71,10 +76,22 @@ pub struct DualGemm {
 impl DualGemm {
     /// The operation with these problems.
     pub fn new(problems: &[ProblemSpec]) -> Result<Self> {
-        let cases = problems.iter().map(ProblemSpec::case).collect::<Result<Vec<_>>>()?;
         let workshop = Arc::new(Workshop::new()?);
-        let problems = cases.iter().map(|case| task::with(case.clone(), &workshop)).collect();
-        Ok(Self { cases, workshop, problems })
+        let mut operation = Self { cases: Vec::new(), layers: Vec::new(), workshop, problems: Vec::new() };
+        for spec in problems {
+            let problem = spec.problem()?;
+            operation.problems.push(match LayerTask::of(&problem) {
+                Some(layer) => {
+                    operation.layers.push(layer.clone());
+                    Arc::new(layer)
+                }
+                None => {
+                    operation.cases.push(problem::case(&problem));
+                    task::with(problem::case(&problem), &operation.workshop)
+                }
+            });
+        }
+        Ok(operation)
     }
 }
 
@@ -90,9 +107,17 @@ impl Operation for DualGemm {
     fn questions(&self, held_out: usize, other_edges: usize, seed: u64) -> Result<Vec<Arc<dyn Task>>> {
         let mut lots = Rng::with_seed(derive(seed, &[0x0ed6e]));
         let alike = |case: &Case| self.cases.iter().any(|own| own.gate == case.gate && own.output == case.output);
-        let mut cases = questions(&self.cases, held_out, seed);
-        cases.retain(|case| alike(case) || lots.usize(..other_edges.max(1)) == 0);
-        Ok(cases.into_iter().map(|case| task::with(case, &self.workshop)).collect())
+        let mut asked: Vec<Arc<dyn Task>> = Vec::new();
+        for layer in &self.layers {
+            asked.extend(layer.questions(held_out, seed)?.into_iter().map(|layer| Arc::new(layer) as Arc<dyn Task>));
+        }
+        // Whoever is timed on whole layers alone is asked nothing else.
+        if self.layers.is_empty() || !self.cases.is_empty() {
+            let mut cases = questions(&self.cases, held_out, seed);
+            cases.retain(|case| alike(case) || lots.usize(..other_edges.max(1)) == 0);
+            asked.extend(cases.into_iter().map(|case| task::with(case, &self.workshop)));
+        }
+        Ok(asked)
     }
 
     fn ours(&self, name: &str, ways: &[Way], threads: Option<usize>) -> Result<Box<dyn Contestant>> {

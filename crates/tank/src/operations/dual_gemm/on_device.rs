@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 
 use gpu::driver::{Context, LentMemory, Stream};
+use gpu::host::DeviceRouting;
 use gpu::{DeviceOutput, DeviceTokens, device};
 use hammerhead::format::GlobalScale;
 use hammerhead::gpu::Queue;
@@ -19,7 +20,7 @@ use referee::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Read
 use referee::digits::unhex;
 use referee::{Error, Result};
 
-use super::builtin::{Bench, Builtin, Loaded, Worker, failed, map};
+use super::builtin::{Bench, Builtin, Layers, Loaded, Worker, failed, map};
 use super::operands::{Operands, TokensPlace};
 
 /// Calls that a queue is made ready for before there is a new one: fewer than it remembers.
@@ -125,6 +126,12 @@ impl Worker for Guest {
         };
         let queue = Queue::new(0)?.with_request(Request::from(*loaded.plan.config()));
         self.ready = Some(Ready { loaded, queue, prepared: 0, memory: Some(memory) });
+        let ready = self.ready.as_ref().ok_or_else(unprepared)?;
+        let calls = self.calls(&ready.first_jobs())?;
+        let ready = self.ready.as_mut().ok_or_else(unprepared)?;
+        // SAFETY: the tensors are where the referee laid them out for this problem, and stay open for as long as this
+        // process lives.
+        unsafe { ready.warm(&calls) }?;
         Ok(Readiness::Ready)
     }
 
@@ -167,6 +174,8 @@ fn unprepared() -> Error {
 struct Call {
     layer: usize,
     tokens: Vec<DeviceTokens>,
+    /// The numbers and weights of the tokens' experts, of a whole layer.
+    routing: Option<DeviceRouting<'static>>,
     outputs: Vec<DeviceOutput>,
 }
 
@@ -180,7 +189,12 @@ impl Swimmer {
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
         let queue = Queue::new(self.device)?.with_request(Request::from(*loaded.plan.config()));
-        self.ready = Some(Ready { loaded, queue, prepared: 0, memory: None });
+        let ready = self.ready.insert(Ready { loaded, queue, prepared: 0, memory: None });
+        let (inputs, outputs) = self.tensors.addresses().ok_or_else(unprepared)?;
+        let calls: Vec<Call> =
+            ready.first_jobs().into_iter().map(|job| ready.call(job, inputs, outputs)).collect::<Result<_>>()?;
+        // SAFETY: the tensors are this session's, laid out for this problem, and go after what was prepared.
+        unsafe { ready.warm(&calls) }?;
         Ok(Readiness::Ready)
     }
 
@@ -210,8 +224,29 @@ impl Swimmer {
 }
 
 impl Ready {
+    /// A job of every set of weights, where layers are whole: such have no way to be made ready but to be computed.
+    fn first_jobs(&self) -> Vec<Job> {
+        match &self.loaded.layers {
+            Layers::Products(_) => Vec::new(),
+            Layers::Whole(layers) => (0..layers.len()).map(|layer| Job { layer, input: 0, output: 0 }).collect(),
+        }
+    }
+
+    /// Computes calls to their end, whatever the inputs hold yet, so that all they need is compiled and allocated.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Ready::enqueue`].
+    unsafe fn warm(&mut self, calls: &[Call]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        let queued = unsafe { self.enqueue(calls) };
+        let done = self.queue.stream().context().synchronize();
+        queued.and(done.map_err(Error::from))
+    }
+
     /// Has all that these calls need compiled and allocated.
     fn make_ready(&mut self, device: usize, calls: &[Call]) -> Result<()> {
+        let Layers::Products(layers) = &self.loaded.layers else { return Ok(()) };
         // Layers and places are drawn anew each time, and a queue forgets all that it has prepared when it has become
         // much: not while it is timed.
         self.prepared += calls.len();
@@ -220,7 +255,7 @@ impl Ready {
             self.prepared = calls.len();
         }
         for call in calls {
-            self.queue.prepare(&self.loaded.layers[call.layer], &call.tokens, &call.outputs)?;
+            self.queue.prepare(&layers[call.layer], &call.tokens, &call.outputs)?;
         }
         Ok(())
     }
@@ -232,24 +267,61 @@ impl Ready {
     /// Their tensors are as large as this problem's, apart from each other, and stay until the queue's stream has done
     /// all of it.
     unsafe fn enqueue(&mut self, calls: &[Call]) -> Result<()> {
-        for call in calls {
-            // SAFETY: the caller's promise is the same.
-            unsafe { self.queue.enqueue(&self.loaded.layers[call.layer], &call.tokens, &call.outputs) }?;
+        for Call { layer, tokens, routing, outputs } in calls {
+            match (&self.loaded.layers, *routing) {
+                (Layers::Products(layers), _) => {
+                    // SAFETY: the caller's promise is the same.
+                    unsafe { self.queue.enqueue(&layers[*layer], tokens, outputs) }?;
+                }
+                (Layers::Whole(layers), Some(routing)) => {
+                    // SAFETY: the caller's promise is the same, for ids and weights too.
+                    unsafe { self.queue.enqueue_experts(&layers[*layer], tokens[0], routing, outputs[0], None) }?;
+                }
+                (Layers::Whole(_), None) => return Err(unprepared()),
+            }
         }
         Ok(())
     }
 
     fn call(&self, job: Job, inputs: u64, outputs: u64) -> Result<Call> {
         let missing = || Error::Protocol { reason: format!("{job:?} names what was not prepared") };
-        self.loaded.layers.get(job.layer).ok_or_else(missing)?;
+        let prepared = match &self.loaded.layers {
+            Layers::Products(layers) => layers.len(),
+            Layers::Whole(layers) => layers.len(),
+        };
+        if job.layer >= prepared {
+            return Err(missing());
+        }
         let Operands { problem, globals, .. } = &self.loaded.operands;
         let places = self.loaded.operands.inputs.get(job.input).ok_or_else(missing)?;
-        let groups = problem.groups().iter().zip(globals).zip(places);
-        let tokens = groups.map(|((shape, &global), place)| tokens_at(problem, shape, inputs, place, global));
+        let (tokens, routing) = match (problem.whole(), &places[..]) {
+            (Some(whole), &[TokensPlace::Routed { values, ids, weights }]) => {
+                let shape = [whole.tokens, whole.width];
+                let (wide, on_input) = (false, false);
+                let (ids, weights) = (inputs + ids, inputs + weights);
+                let routing = DeviceRouting::Given { ids, wide, weights, top: whole.top, on_input };
+                (vec![dense_at(problem.activation(), inputs + values, shape)], Some(routing))
+            }
+            _ => {
+                let groups = problem.groups().iter().zip(globals).zip(places);
+                let tokens = groups.map(|((shape, &global), place)| tokens_at(problem, shape, inputs, place, global));
+                (tokens.collect(), None)
+            }
+        };
         let places = self.loaded.operands.outputs.get(job.output).ok_or_else(missing)?;
         let places = places.iter().map(|place| DeviceOutput::new(problem.output(), outputs + place));
-        Ok(Call { layer: job.layer, tokens: tokens.collect(), outputs: places.collect() })
+        Ok(Call { layer: job.layer, tokens, routing, outputs: places.collect() })
     }
+}
+
+/// Rows of numbers in the device's memory.
+fn dense_at(activation: Activation, address: u64, [m, k]: [usize; 2]) -> DeviceTokens {
+    let dense = match activation {
+        Activation::F16 => DeviceTokens::f16,
+        Activation::BF16 => DeviceTokens::bf16,
+        _ => DeviceTokens::f32,
+    };
+    dense(address, m, k)
 }
 
 /// A group's tokens in the device's memory.
@@ -257,13 +329,8 @@ fn tokens_at(problem: &Problem, shape: &Shape, base: u64, place: &TokensPlace, g
     let (Shape { m, k, .. }, global) = (*shape, GlobalScale::nearest(global));
     match place {
         TokensPlace::Quantised { codes, scales } => DeviceTokens::nvfp4(base + codes, base + scales, m, k, global),
-        TokensPlace::Dense { values } => {
-            let dense = match problem.activation() {
-                Activation::F16 => DeviceTokens::f16,
-                Activation::BF16 => DeviceTokens::bf16,
-                _ => DeviceTokens::f32,
-            };
-            dense(base + values, m, k).scaled_by(global)
+        TokensPlace::Dense { values } | TokensPlace::Routed { values, .. } => {
+            dense_at(problem.activation(), base + values, [m, k]).scaled_by(global)
         }
     }
 }

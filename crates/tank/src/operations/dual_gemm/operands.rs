@@ -1,16 +1,21 @@
 //! A problem of the dual GEMM as `prepare` tells it, and where its operands lie: weights, tokens and results, a group
-//! each.
+//! each; or those of a whole layer, with the weights of every expert, and tokens with their ids and weights.
 
 use hammerhead::{Activation, Gate, Problem, Shape};
 use referee::contestant::protocol::{Named, Prepare};
 use referee::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use super::problem::LayerSizes;
+
 /// A problem as it is written in a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProblemText {
-    /// `[m, n, k]` of each group.
+    /// `[m, n, k]` of each group; none of a whole layer.
     pub groups: Vec<[usize; 3]>,
+    /// The layer, where it is a whole one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<LayerSizes>,
     /// `silu`, `gelu-tanh`, `gpt-oss`, `relu2` or `none`, with parameters where they are not the published ones.
     pub gate: String,
     /// The gate's limit, where it has one.
@@ -27,8 +32,11 @@ pub struct ProblemText {
 impl ProblemText {
     /// A problem whose tokens have these global scales.
     pub fn new(problem: &Problem, globals: Vec<f64>) -> Self {
+        let layer = LayerSizes::of(problem);
+        let groups = if layer.is_some() { &[] } else { problem.groups() };
         Self {
-            groups: problem.groups().iter().map(|s| [s.m, s.n, s.k]).collect(),
+            groups: groups.iter().map(|s| [s.m, s.n, s.k]).collect(),
+            layer,
             gate: problem.gate().to_string(),
             clamp: problem.gate().limit(),
             activation: problem.activation().to_string(),
@@ -47,6 +55,9 @@ impl ProblemText {
         let activation = activation.ok_or_else(|| Error::Protocol {
             reason: format!("unknown activation type {:?}; known are nvfp4, f16, bf16 and f32", self.activation),
         })?;
+        if let Some(layer) = &self.layer {
+            return Ok(layer.problem(gate, (activation, self.output.parse()?))?);
+        }
         let groups = self.groups.iter().map(|&[m, n, k]| Shape::new(m, n, k)).collect();
         Ok(Problem::new(groups, gate, activation, self.output.parse()?)?)
     }
@@ -59,11 +70,11 @@ pub struct Operands {
     pub problem: Problem,
     /// The global scale of each group's tokens.
     pub globals: Vec<f64>,
-    /// For each layer and each group, where its weights are.
+    /// For each layer and each group or expert, where its weights are.
     pub layers: Vec<Vec<WeightsPlace>>,
-    /// For each input and each group, where its tokens are.
+    /// For each input and each group, where its tokens are. A whole layer has one place, of all tokens.
     pub inputs: Vec<Vec<TokensPlace>>,
-    /// For each output and each group, the offset of its C, row-major.
+    /// For each output and each group, the offset of its C, row-major. A whole layer has one result.
     pub outputs: Vec<Vec<u64>>,
 }
 
@@ -85,6 +96,8 @@ pub struct WeightsPlace {
     pub gate: MatrixPlace,
     /// B2; absent where there is no gate.
     pub up: Option<MatrixPlace>,
+    /// An expert's second product; absent where there is none.
+    pub down: Option<MatrixPlace>,
 }
 
 /// Where a group's tokens lie.
@@ -102,6 +115,15 @@ pub enum TokensPlace {
         /// Their offset.
         values: u64,
     },
+    /// A whole layer's tokens, with the experts of each.
+    Routed {
+        /// The offset of the tokens.
+        values: u64,
+        /// That of the experts' numbers, 32 bits each.
+        ids: u64,
+        /// That of their weights, in single precision.
+        weights: u64,
+    },
 }
 
 impl Operands {
@@ -109,27 +131,37 @@ impl Operands {
     pub fn of(message: &Prepare) -> Result<Self> {
         let text: ProblemText = serde_json::from_value(message.problem.clone())
             .map_err(|error| Error::Protocol { reason: format!("the problem: {error}") })?;
-        let (problem, groups) = (text.problem()?, text.groups.len());
+        let (problem, groups, whole) = (text.problem()?, text.groups.len(), text.layer.is_some());
         if text.globals.len() != groups {
             let reason = format!("{groups} groups have {} global scales", text.globals.len());
             return Err(Error::Protocol { reason });
         }
         let weights = |set: &Named, group: usize| {
             let up = (problem.gate().matrices() > 1).then(|| matrix(set, &format!("up.{group}"))).transpose()?;
-            Ok(WeightsPlace { gate: matrix(set, &format!("gate.{group}"))?, up })
+            let down = whole.then(|| matrix(set, &format!("down.{group}"))).transpose()?;
+            Ok(WeightsPlace { gate: matrix(set, &format!("gate.{group}"))?, up, down })
         };
         let tokens = |input: &Named, group: usize| match problem.activation() {
+            _ if whole => Ok(TokensPlace::Routed {
+                values: offset(input, "x")?,
+                ids: offset(input, "ids")?,
+                weights: offset(input, "weights")?,
+            }),
             Activation::NvFp4 => Ok(TokensPlace::Quantised {
                 codes: offset(input, &format!("a.{group}.codes"))?,
                 scales: offset(input, &format!("a.{group}.scales"))?,
             }),
             _ => Ok(TokensPlace::Dense { values: offset(input, &format!("a.{group}"))? }),
         };
-        let result = |output: &Named, group: usize| offset(output, &format!("c.{group}"));
+        let result = |output: &Named, group: usize| match whole {
+            true => offset(output, "y"),
+            false => offset(output, &format!("c.{group}")),
+        };
+        let calls = if whole { 1 } else { groups };
         Ok(Self {
-            layers: each(&message.constants, groups, weights)?,
-            inputs: each(&message.inputs, groups, tokens)?,
-            outputs: each(&message.outputs, groups, result)?,
+            layers: each(&message.constants, problem.groups().len(), weights)?,
+            inputs: each(&message.inputs, calls, tokens)?,
+            outputs: each(&message.outputs, calls, result)?,
             globals: text.globals,
             problem,
         })
@@ -164,6 +196,14 @@ mod tests {
             let text = serde_json::to_string(&ProblemText::new(&problem, Vec::new())).unwrap();
             assert_eq!(serde_json::from_str::<ProblemText>(&text).unwrap().problem().unwrap(), problem, "{text}");
         }
+    }
+
+    #[test]
+    fn a_whole_layer_survives_the_way_through_a_message() {
+        let layer = LayerSizes { tokens: 5, experts: 6, top: 2, hidden: 64, inner: 48, batch_invariant: true };
+        let problem = layer.problem(Gate::Silu, (Activation::BF16, hammerhead::Output::F32)).unwrap();
+        let text = serde_json::to_string(&ProblemText::new(&problem, Vec::new())).unwrap();
+        assert_eq!(serde_json::from_str::<ProblemText>(&text).unwrap().problem().unwrap(), problem, "{text}");
     }
 
     #[test]

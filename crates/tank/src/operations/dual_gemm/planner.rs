@@ -54,8 +54,17 @@ impl Entry {
             });
         }
         let way = |spec: &ProblemSpec| {
-            let plan = Plan::best(spec.problem()?, backends, request, threads)?;
-            Way::of(spec, &plan)
+            let problem = spec.problem()?;
+            if problem.whole().is_some() && backends.iter().all(|b| b.candidates(&problem, threads).is_empty()) {
+                return Err(Error::Rules {
+                    what: format!("the layer of {problem}"),
+                    problem: "a processor computes layers product by product, and has no configuration of a whole one"
+                        .to_owned(),
+                    remedy: "play on a GPU (backend = \"cuda\"), or on one that is not there (\"foretold:h200\")"
+                        .to_owned(),
+                });
+            }
+            Way::of(spec, &Plan::best(problem, backends, request, threads)?)
         };
         Ok(Entry::Builtin { ways: problems.iter().map(way).collect::<Result<_>>()? })
     }

@@ -25,6 +25,23 @@ pub struct LayerSizes {
     pub batch_invariant: bool,
 }
 
+impl LayerSizes {
+    /// What makes a problem this layer, if that is what it is.
+    pub fn of(problem: &Problem) -> Option<Self> {
+        let Whole { tokens, top, width: hidden, batch_invariant, .. } = *problem.whole()?;
+        let experts = problem.groups().len();
+        Some(Self { tokens, experts, top, hidden, inner: problem.groups().first()?.n, batch_invariant })
+    }
+
+    /// The layer as a problem. What stands between its products has the tokens' type.
+    pub fn problem(&self, gate: Gate, types: (Activation, Output)) -> hammerhead::Result<Problem> {
+        let Self { tokens, experts, top, hidden, inner, batch_invariant } = *self;
+        let (intermediate, scaled) = (Intermediate::Tokens, [false; 2]);
+        let whole = Whole { tokens, top, width: hidden, intermediate, scaled, batch_invariant };
+        Problem::layer(experts, [hidden, inner], gate, types, whole)
+    }
+}
+
 /// One problem of a season's set, as a file writes it: `[[problem]]` with `groups = [[m, n, k], …]`, or with
 /// `layer = { tokens = 64, experts = 128, top = 8, hidden = 2048, inner = 768 }`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,42 +100,39 @@ impl ProblemSpec {
                 remedy: "a layer's groups are its experts: leave one of the two out".to_owned(),
             });
         }
-        let LayerSizes { tokens, experts, top, hidden, inner, batch_invariant } = *layer;
-        let (intermediate, scaled) = (Intermediate::Tokens, [false; 2]);
-        let whole = Whole { tokens, top, width: hidden, intermediate, scaled, batch_invariant };
-        let types = (activation, self.output.parse()?);
-        Ok(Problem::layer(experts, [hidden, inner], self.gate.parse()?, types, whole)?)
-    }
-
-    /// The same as a case with realistic numbers, for the referee. Layers are foretold, and not timed.
-    pub fn case(&self) -> Result<Case> {
-        let problem = self.problem()?;
-        if problem.whole().is_some() {
+        if activation == Activation::NvFp4 {
             return Err(Error::Rules {
-                what: format!("the layer of {problem}"),
-                problem: "whole layers are foretold, and not timed".to_owned(),
-                remedy: "play it on a GPU that is not there: backend = \"foretold:h200\"".to_owned(),
+                what: "a layer".to_owned(),
+                problem: "its tokens are nvfp4".to_owned(),
+                remedy: "write activation = \"bf16\", \"f16\" or \"f32\"".to_owned(),
             });
         }
-        Ok(Case {
-            suite: Suite::Dual,
-            why: "a problem of the season",
-            groups: problem.groups().to_vec(),
-            gate: problem.gate(),
-            activation: problem.activation(),
-            output: problem.output(),
-            inputs: Inputs::Realistic,
-            timed: true,
-        })
+        Ok(layer.problem(self.gate.parse()?, (activation, self.output.parse()?))?)
     }
 
     /// Its name in the ledger and in reports.
     pub fn name(&self) -> Result<String> {
-        let problem = self.problem()?;
-        if problem.whole().is_none() {
-            return Ok(self.case()?.to_string());
-        }
-        let invariant = if self.layer.is_some_and(|layer| layer.batch_invariant) { ", batch-invariant" } else { "" };
-        Ok(format!("{problem}, {}→{}, {}{invariant}", problem.activation(), problem.output(), problem.gate()))
+        self.problem().map(|problem| name(&problem))
     }
+}
+
+/// Products as a case with realistic numbers.
+pub fn case(problem: &Problem) -> Case {
+    Case {
+        suite: Suite::Dual,
+        why: "a problem of the season",
+        groups: problem.groups().to_vec(),
+        gate: problem.gate(),
+        activation: problem.activation(),
+        output: problem.output(),
+        inputs: Inputs::Realistic,
+        timed: true,
+    }
+}
+
+/// The name that a problem has in the ledger, in reports and among a contestant's ways.
+pub fn name(problem: &Problem) -> String {
+    let Some(whole) = problem.whole() else { return case(problem).to_string() };
+    let invariant = if whole.batch_invariant { ", batch-invariant" } else { "" };
+    format!("{problem}, {}→{}, {}{invariant}", problem.activation(), problem.output(), problem.gate())
 }

@@ -63,15 +63,6 @@ struct GemmTask {
 }
 
 impl GemmTask {
-    /// What its results are.
-    fn element(&self) -> Element {
-        match self.case.output {
-            Output::F16 => Element::F16,
-            Output::BF16 => Element::Bf16,
-            Output::F32 => Element::F32,
-        }
-    }
-
     /// Those bytes as matrices.
     fn results(&self, output: &[Vec<u8>]) -> Result<Vec<Dense<'static>>> {
         let dense = |(shape, bytes): (&Shape, &Vec<u8>)| {
@@ -127,7 +118,8 @@ impl Task for GemmTask {
     }
 
     fn outputs(&self) -> Vec<Spec> {
-        let group = |(index, s): (usize, &Shape)| Spec::new(format!("c.{index}"), self.element(), [s.m, s.n]);
+        let group =
+            |(index, s): (usize, &Shape)| Spec::new(format!("c.{index}"), element(self.case.output), [s.m, s.n]);
         self.case.groups.iter().enumerate().map(group).collect()
     }
 
@@ -154,15 +146,7 @@ impl Task for GemmTask {
         for (group, tokens) in tokens.iter().enumerate() {
             match tokens {
                 Activations::NvFp4(matrix) => tensors.extend(code_tensors(&format!("a.{group}"), matrix)),
-                Activations::Dense(dense) => {
-                    let (element, bytes): (_, &[u8]) = match dense.values() {
-                        Values::F16(v) => (Element::F16, bytemuck::cast_slice(v)),
-                        Values::BF16(v) => (Element::Bf16, bytemuck::cast_slice(v)),
-                        Values::F32(v) => (Element::F32, bytemuck::cast_slice(v)),
-                    };
-                    let spec = Spec::new(format!("a.{group}"), element, [tokens.rows(), tokens.k()]);
-                    tensors.push(Tensor { spec, bytes: bytes.to_vec() });
-                }
+                Activations::Dense(dense) => tensors.push(dense_tensor(&format!("a.{group}"), dense)),
             }
         }
         Ok(Bundle::new(tensors).meaning(tokens))
@@ -178,7 +162,7 @@ impl Task for GemmTask {
     fn look(&self, run: &[Timed<'_>], elements: usize, lots: &mut Rng) -> Result<Found> {
         let case = &self.case;
         let mut look = Found::default();
-        let kind = self.element();
+        let kind = element(self.case.output);
         for _ in 0..elements {
             let Timed { constants, input, output } = run[lots.usize(..run.len())];
             let (tokens, weights) = (tokens_of(input)?, weights_of(constants)?);
@@ -221,8 +205,27 @@ impl Task for GemmTask {
     }
 }
 
+/// What results of a type are.
+pub(super) fn element(output: Output) -> Element {
+    match output {
+        Output::F16 => Element::F16,
+        Output::BF16 => Element::Bf16,
+        Output::F32 => Element::F32,
+    }
+}
+
+/// A matrix of numbers, without its global scale.
+pub(super) fn dense_tensor(name: &str, dense: &Dense<'_>) -> Tensor {
+    let (element, bytes): (_, &[u8]) = match dense.values() {
+        Values::F16(v) => (Element::F16, bytemuck::cast_slice(v)),
+        Values::BF16(v) => (Element::Bf16, bytemuck::cast_slice(v)),
+        Values::F32(v) => (Element::F32, bytemuck::cast_slice(v)),
+    };
+    Tensor { spec: Spec::new(name, element, [dense.rows(), dense.k()]), bytes: bytes.to_vec() }
+}
+
 /// A matrix as its codes, its block scales and its global scale.
-fn matrix_tensors(name: &str, matrix: &Matrix<'_>) -> [Tensor; 3] {
+pub(super) fn matrix_tensors(name: &str, matrix: &Matrix<'_>) -> [Tensor; 3] {
     let [codes, scales] = code_tensors(name, matrix);
     let global = Spec::new(format!("{name}.global"), Element::F64, [1]);
     [codes, scales, Tensor { spec: global, bytes: matrix.global().value().to_le_bytes().to_vec() }]
@@ -238,7 +241,8 @@ fn code_tensors(name: &str, matrix: &Matrix<'_>) -> [Tensor; 2] {
     [tensor("codes", k / 2, matrix.codes()), tensor("scales", k / 16, matrix.scales())]
 }
 
-fn values(bytes: &[u8], output: Output) -> Values<'static> {
+/// A result's numbers.
+pub(super) fn values(bytes: &[u8], output: Output) -> Values<'static> {
     match output {
         Output::F16 => bytemuck::pod_collect_to_vec::<u8, f16>(bytes).into(),
         Output::BF16 => bytemuck::pod_collect_to_vec::<u8, bf16>(bytes).into(),
