@@ -41,6 +41,10 @@ pub enum Error {
     #[error("{failed} of the suite fooled the referee, or were blamed and are honest; the table says which")]
     Exploited { failed: usize },
 
+    /// A season of which nothing could be played.
+    #[error("nothing was played, because every round was blocked: {why}")]
+    Blocked { why: String },
+
     /// The tuning cache is switched off.
     #[error("the tuning cache is switched off; name its folder with HAMMERHEAD_TUNING")]
     NoTuning,
@@ -62,7 +66,7 @@ pub enum Error {
     Destination { path: PathBuf, problem: &'static str },
 
     /// Two results in one file.
-    #[error("--json and --html both name {path:?}; give each a file of its own")]
+    #[error("two results would go to {path:?}; give each a file of its own")]
     OneFile { path: PathBuf },
 
     /// A trial whose outcome no other process could read.
@@ -141,7 +145,7 @@ pub enum Error {
 
     /// A file that holds no timings that can be read.
     #[error(
-        "{path:?} is no record of timings: {problem}; give a file that hammerhead bench --json, benchmarks/beside.py or benchmarks/h200/peers.py wrote"
+        "{path:?} is no record of timings: {problem}; give a file that hammerhead bench --export, benchmarks/beside.py or benchmarks/h200/peers.py wrote"
     )]
     Record { path: PathBuf, problem: String },
 

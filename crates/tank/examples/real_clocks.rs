@@ -1,8 +1,8 @@
 //! How often the referee is right on real clocks: sittings of a configuration of ours against itself, slowed by a known
 //! part, in this very process.
 //!
-//! `cargo run --release -p hammerhead-tank --example real_clocks PLACE PART [SITTINGS [SECONDS [THREADS]]]`: the place is
-//! `cpu` or `cuda`, the part 0.03 or 0 for equal code, the seconds are those of a sitting, and without a number of
+//! `cargo run --release -p hammerhead-tank --example real_clocks PLACE PART [SITTINGS [SECONDS [THREADS]]]`: the place
+//! is `cpu` or `cuda`, the part 0.03 or 0 for equal code, the seconds are those of a sitting, and without a number of
 //! threads the planner's is taken. On a processor the slower one waits; on a GPU its clock is read as so much later.
 
 use std::collections::BTreeMap;

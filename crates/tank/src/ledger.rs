@@ -90,6 +90,9 @@ pub enum Noted {
     Confirmed,
     /// No note of it is known here: nothing can be said of its end.
     Unknown,
+    /// One of so many records lay here, and is gone with its file. This one begins anew; the note of the other's end
+    /// was put aside.
+    Anew(usize),
 }
 
 /// A ledger's text, checked from the first line to the last.
@@ -197,6 +200,15 @@ pub fn check_note(path: &Path, records: &[Record], notes: &Path) -> Result<Noted
     }
 }
 
+/// Puts the note of a ledger that is gone where it stays to be read; how many records that ledger had, if it says.
+fn put_aside(note: &Path) -> Result<usize> {
+    let read = fs::read_to_string(note).ok().and_then(|text| serde_json::from_str::<Note>(&text).ok());
+    let free = (1..).map(|number| note.with_extension(format!("gone.{number}"))).find(|place| !place.exists());
+    let unwritable = |source| Error::Write { path: note.to_path_buf(), source };
+    fs::rename(note, free.unwrap_or_else(|| note.with_extension("gone"))).map_err(unwritable)?;
+    Ok(read.map_or(0, |note| note.head.0))
+}
+
 impl Ledger {
     /// Opens a ledger whose head is noted in a folder, and refuses one whose end is not as it was noted.
     pub fn open_noted(path: &Path, notes: &Path) -> Result<Self> {
@@ -220,6 +232,7 @@ impl Ledger {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(unwritable)?;
         }
+        let gone = !path.exists();
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(unwritable)?;
         let begin = Instant::now();
@@ -235,6 +248,7 @@ impl Ledger {
         file.read_to_end(&mut bytes).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
         let Checked { records, whole, torn } = check(path, &bytes)?;
         let noted = match notes {
+            Some(notes) if gone && note_of(path, notes).exists() => Noted::Anew(put_aside(&note_of(path, notes))?),
             Some(notes) if !records.is_empty() || note_of(path, notes).exists() => check_note(path, &records, notes)?,
             Some(_) => Noted::Confirmed,
             None => Noted::Unknown,
@@ -470,6 +484,29 @@ mod tests {
         assert_eq!(read(&path).unwrap().records.len(), 1);
         drop(first);
         assert!(Ledger::open(&path).is_ok());
+    }
+
+    #[test]
+    fn where_a_ledger_is_gone_a_new_one_begins_and_the_old_note_is_kept() {
+        let (folder, path) = written(0);
+        let notes = folder.path().join("notes");
+        let mut ledger = Ledger::open_noted(&path, &notes).unwrap();
+        (0..3).for_each(|index| assert!(ledger.append(1, event(index)).is_ok()));
+        drop(ledger);
+        for number in 1..3 {
+            fs::remove_file(&path).unwrap();
+            let mut anew = Ledger::open_noted(&path, &notes).unwrap();
+            assert!(matches!(anew.noted(), Noted::Anew(3 | 1)) && anew.records().is_empty(), "{:?}", anew.noted());
+            anew.append(1, event(0)).unwrap();
+            let kept = fs::read_dir(&notes)
+                .unwrap()
+                .flatten()
+                .filter(|entry| entry.path().extension().is_some_and(|extension| extension != "head"));
+            assert_eq!(kept.count(), number);
+        }
+        // A file that is there and empty is another matter.
+        fs::write(&path, "").unwrap();
+        assert!(matches!(Ledger::open_noted(&path, &notes), Err(Error::Tampered { line: 1, .. })));
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub struct Args {
     /// Play this operation's folder instead of the built-in season's problems; the command may then bring programs
     #[arg(long, value_name = "FOLDER")]
     operation: Option<PathBuf>,
-    /// Play this season's problems, settings and sharks
-    #[arg(long, value_name = "FILE", conflicts_with = "operation")]
+    /// Play this season's problems, settings and sharks: its file, or a name that `hammerhead tank season` lists
+    #[arg(long, value_name = "NAME", conflicts_with = "operation")]
     season: Option<PathBuf>,
     /// How often the command is asked at most
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
@@ -55,7 +55,7 @@ pub struct Args {
 /// Plays, or goes on where an earlier play stopped.
 pub fn evolve(args: &Args) -> Result<()> {
     let season = match (&args.season, &args.operation) {
-        (Some(path), _) => Season::read(path)?,
+        (Some(name), _) => Season::named(name)?,
         (None, Some(folder)) => Season::of_operation(Folder::read(folder)?, Vec::new())?,
         (None, None) => season::builtin()?,
     };

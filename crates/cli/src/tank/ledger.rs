@@ -174,7 +174,7 @@ pub fn verify(args: &Verify) -> Result<()> {
         return Err(Error::NoHash { hash: head.clone(), shortest: SHORTEST_HASH, records: records.len() });
     }
     let end = match (noted, &args.head) {
-        (Noted::Confirmed, _) => "its end is the one that this account has noted",
+        (Noted::Confirmed | Noted::Anew(_), _) => "its end is the one that this account has noted",
         (Noted::Unknown, Some(_)) => {
             "no note of its end is known on this account, and it holds the hash that was given"
         }

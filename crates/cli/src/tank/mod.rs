@@ -23,10 +23,12 @@ use crate::Result;
     temperaments vote, the winner is checked for correctness before any clock starts, then timed in pairs against the \
     champion, and the ledger remembers who was right. What beats the planner's own choice goes into the tuning cache, \
     which every later run uses.\n\n\
-    Start with `hammerhead tank play`: the built-in season on this machine's CPU. Killed at any point, the \
-    same command goes on where it stopped.\n\n\
+    Start with `hammerhead tank play --season blackwell`: predictions for a GPU that is not there, in seconds. Without \
+    a name the season for this machine's CPU is played. Killed at any point, the same command goes on where it \
+    stopped.\n\n\
     Examples:\n  \
-    hammerhead tank play\n  \
+    hammerhead tank play --season blackwell\n  \
+    hammerhead tank season   (lists those that there are)\n  \
     hammerhead tank new-pitch my-idea && hammerhead tank check-pitch my-idea.toml\n  \
     hammerhead tank play --pitch my-idea.toml --pitch another.toml\n  \
     hammerhead tank new-operation my-op   (any other operation, in a folder of its own)\n  \
@@ -46,8 +48,7 @@ enum Command {
     CheckPitch(write::CheckPitch),
     /// Print every number of the rules with its meaning, as a file to set them anew
     Settings,
-    /// Print the built-in season's file, to write one's own from
-    Season,
+    Season(write::ShowSeason),
     Evolve(evolve::Args),
     Report(pages::Args),
     Board(board::Args),
@@ -75,7 +76,7 @@ pub fn tank(args: &Args) -> Result<()> {
         Command::Import(args) => operation::import(args),
         Command::CheckPitch(args) => write::check_pitch(args),
         Command::Settings => write::settings(),
-        Command::Season => write::season(),
+        Command::Season(args) => write::season(args),
         Command::Evolve(args) => evolve::evolve(args),
         Command::Report(args) => pages::report(args),
         Command::Board(args) => board::board(args),

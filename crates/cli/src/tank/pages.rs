@@ -8,7 +8,8 @@ use tank::report::{Report, html, markdown};
 
 use super::ledger;
 use super::place::Where;
-use crate::{Result, console, files};
+use crate::files::Form;
+use crate::{Error, Result, console, files};
 
 /// Write a season's report: one HTML page that needs no network, and the same as Markdown and JSON
 #[derive(Debug, ClapArgs)]
@@ -21,12 +22,9 @@ pub struct Args {
     /// The page [default: report.html beside the ledger]
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Markdown as well
+    /// Write it to this file as well, by its ending as JSON or Markdown (.json, .md); may be given several times
     #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
-    /// JSON as well
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    export: Vec<PathBuf>,
 }
 
 /// Writes the page, and what else was asked for.
@@ -34,11 +32,16 @@ pub fn report(args: &Args) -> Result<()> {
     let records = ledger::read(&args.place)?;
     let page = args.html.clone().unwrap_or_else(|| beside(&args.place.ledger));
     let report = write(&records, args.season, &page)?;
-    if let Some(path) = &args.markdown {
-        files::write_report(path, &markdown(&report))?;
-    }
-    if let Some(path) = &args.json {
-        files::write_report(path, &console::json_text(&report)?)?;
+    for path in &args.export {
+        let text = match Form::of(path)? {
+            Form::Json => console::json_text(&report)?,
+            Form::Markdown => markdown(&report),
+            Form::Csv => {
+                let problem = "a season is written as .json or .md";
+                return Err(Error::Destination { path: path.clone(), problem });
+            }
+        };
+        files::write_report(path, &text)?;
     }
     console::print(&format!("{}\n", page.display()))
 }

@@ -29,11 +29,16 @@ impl Where {
     pub fn open(&self) -> Result<Ledger> {
         let Some(notes) = notes() else { return Ok(Ledger::open(&self.ledger)?) };
         let ledger = Ledger::open_noted(&self.ledger, &notes)?;
-        if ledger.noted() == Noted::Unknown {
-            console::remark(&format!(
-                "no note of the end of {} is known on this account: whether something was cut off or added there cannot be seen",
-                self.ledger.display()
-            ));
+        let path = self.ledger.display();
+        match ledger.noted() {
+            Noted::Confirmed => {}
+            Noted::Unknown => console::remark(&format!(
+                "no note of the end of {path} is known on this account: whether something was cut off or added there cannot be seen"
+            )),
+            Noted::Anew(records) => console::remark(&format!(
+                "{path} had {records} records and is gone, with all that was measured; a new one begins, and the note of its end is kept in {}",
+                notes.display()
+            )),
         }
         Ok(ledger)
     }

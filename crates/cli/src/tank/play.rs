@@ -17,6 +17,7 @@ use tank::pitch::Pitch;
 use tank::play::{self, Choices, Options, Watch};
 use tank::report::Report;
 use tank::season::{self, Machines, PLANNED, Round, Season};
+use tank::verdict::Verdict;
 
 use super::pages;
 use super::place::Where;
@@ -26,17 +27,18 @@ use crate::{Error, Result, console};
 /// What the built-in season may take where nobody says otherwise.
 const BUDGET: Duration = Duration::from_secs(600);
 
-/// Play a season: the built-in one on this machine's CPU unless another is named
+/// Play a season: the one for this machine's CPU unless another is named
 #[derive(Debug, ClapArgs)]
 #[command(
-    long_about = "Play a season. Without options it is the built-in one, on this machine's CPU: the four strategies, then \
-    tiles, stages, epilogue and schedule, with claims written beforehand. Progress goes to stderr, the verdicts to stdout, \
-    and a report is written beside the ledger.\n\n\
+    long_about = "Play a season. Without options it is the one for this machine's CPU: the four strategies, then tiles, \
+    stages, epilogue and schedule, with claims written beforehand. Progress goes to stderr, the verdicts to stdout, and a \
+    report is written beside the ledger. `--season blackwell` needs no GPU and takes seconds: begin there.\n\n\
     Killed at any point, the same command goes on where it stopped, and measures nothing twice. A season that is \
     finished is printed again, not played again, unless --again says so.\n\n\
     With --pitch, one round is played with those pitches against what the planner chooses today; with --operation as well, \
     against the baseline of that operation, whatever it computes (docs/operations.md).\n\n\
     Examples:\n  \
+    hammerhead tank play --season blackwell\n  \
     hammerhead tank play\n  \
     hammerhead tank play --quick --ledger /tmp/l.jsonl\n  \
     hammerhead tank play --pitch a.toml --pitch b.toml --pause\n  \
@@ -44,13 +46,13 @@ const BUDGET: Duration = Duration::from_secs(600);
     hammerhead tank play --pitch a.toml --pitch b.toml --override pitches=b --by Ada --because 'I saw it work'"
 )]
 pub struct Args {
-    /// Play this season's file (`hammerhead tank season` prints an example)
-    #[arg(long, value_name = "FILE", conflicts_with = "pitch")]
+    /// Play this season: a name that `hammerhead tank season` lists, or a file
+    #[arg(long, value_name = "NAME", conflicts_with = "pitch")]
     season: Option<PathBuf>,
     /// Play this operation's folder (`hammerhead tank new-operation` writes an example), with --pitch
     #[arg(long, value_name = "FOLDER", requires = "pitch")]
     operation: Option<PathBuf>,
-    /// Play one round with this pitch; give at least two
+    /// Play one round with this pitch; several make it a contest
     #[arg(long, value_name = "FILE")]
     pitch: Vec<PathBuf>,
     /// Print every pitch with its verdict, its speedup and a reward, as JSON (docs/operations.md)
@@ -75,8 +77,9 @@ pub struct Args {
     /// Begin anew although the season is finished, or was begun in another form
     #[arg(long)]
     again: bool,
-    /// How long all sittings together may take, for example 90s, 10m or 2h: the noise is measured first, and as much is
-    /// timed as fits [default: 10m for the built-in season; without one, as long as the settings' looks take]
+    /// How long the play may take, for example 90s, 10m or 2h: the noise is measured first, as much is timed as fits,
+    /// and no round begins when it is spent [default: 10m for the built-in season, to its last round; without one, as
+    /// long as the settings' looks take]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     budget: Option<Duration>,
     /// Build this pitch whatever the vote says; both go into the ledger
@@ -187,11 +190,31 @@ pub fn play(args: &Args) -> Result<()> {
         budget: args
             .budget
             .or_else(|| (args.season.is_none() && args.pitch.is_empty() && !args.quick).then_some(BUDGET)),
-        stops_at_budget: false,
+        stops_at_budget: args.budget.is_some(),
         tuning: tuning::folder(),
     };
     let report = run(&season, &args.place, &page, options, &args.elsewhere)?;
-    if args.json { console::print_json(&report.rewards()) } else { tell(&report, &page) }
+    if args.json {
+        console::print_json(&report.rewards())?
+    } else {
+        tell(&report, &page)?
+    }
+    match blocked(&report) {
+        Some(why) => Err(Error::Blocked { why }),
+        None => Ok(()),
+    }
+}
+
+/// Why nothing was played, where every round was blocked.
+fn blocked(report: &Report) -> Option<String> {
+    let verdicts = report.attempts.iter().map(|attempt| attempt.verdict);
+    let all: Vec<Verdict> = verdicts.chain(report.rounds.iter().filter_map(|round| round.verdict)).collect();
+    if all.is_empty() || all.iter().any(|verdict| *verdict != Verdict::Blocked) {
+        return None;
+    }
+    let by_rounds = report.rounds.iter().map(|round| round.note.clone());
+    let by_attempts = report.attempts.iter().flat_map(|attempt| attempt.reasons.clone());
+    by_attempts.chain(by_rounds).find(|why| !why.is_empty())
 }
 
 /// Does one job of a cluster's folder.
@@ -251,7 +274,7 @@ fn run_with(
 fn chosen(args: &Args) -> Result<Season> {
     let pitches = args.pitch.iter().map(|path| Pitch::read(path)).collect::<Result<Vec<_>, _>>()?;
     let mut season = match (&args.season, &args.operation) {
-        (Some(path), _) => Season::read(path)?,
+        (Some(name), _) => Season::named(name)?,
         (None, Some(folder)) => Season::of_operation(Folder::read(folder)?, pitches.clone())?,
         (None, None) => season::builtin()?,
     };
@@ -260,6 +283,7 @@ fn chosen(args: &Args) -> Result<Season> {
         season.context = "pitches against what the planner chooses today".to_owned();
         season.baseline = PLANNED.to_owned();
         let context = season.context.clone();
+        season.settings.min_pitches = season.settings.min_pitches.min(pitches.len());
         season.rounds = vec![Round { name: "pitches".to_owned(), context, pitches, ..Round::default() }];
     }
     if args.quick {

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use tank::pitch::Pitch;
-use tank::season::BUILTIN_TEXT;
+use tank::season::{SHIPPED, Shipped};
 use tank::settings::Settings;
 
+use crate::table::Table;
 use crate::{Error, Result, console};
 
 /// Write a complete pitch to begin from
@@ -27,6 +28,13 @@ pub struct CheckPitch {
     /// The files
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+}
+
+/// List the seasons that come with this program, or print the file of one, to write one's own from
+#[derive(Debug, ClapArgs)]
+pub struct ShowSeason {
+    /// The season whose file is printed
+    name: Option<String>,
 }
 
 /// Writes an example; a file that is there is left alone.
@@ -67,7 +75,14 @@ pub fn settings() -> Result<()> {
     console::print(&Settings::default().text())
 }
 
-/// Prints the built-in season.
-pub fn season() -> Result<()> {
-    console::print(BUILTIN_TEXT)
+/// Lists the seasons that there are, or prints the file of one.
+pub fn season(args: &ShowSeason) -> Result<()> {
+    if let Some(name) = &args.name {
+        return console::print(Shipped::by_name(name)?.text);
+    }
+    let mut table = Table::new(&["season", "played"]);
+    for Shipped { name, about, .. } in SHIPPED {
+        table.row([name.to_owned(), about.to_owned()]);
+    }
+    console::print(&table.text())
 }

@@ -106,8 +106,29 @@ fn settings_and_the_season_are_printed_as_files_that_can_be_read() {
     for part in ["min_sharks = 3", "# Sharks of distinct temperaments", "[referee.timing]", "looks = [24, 48, 96]"] {
         assert!(settings.contains(part), "no {part:?}");
     }
-    let season = succeed(folder.path(), &["season"]);
+    let season = succeed(folder.path(), &["season", "cpu"]);
     assert!(season.contains("[[round.pitch]]") && season.contains("ping-pong"));
+    let listed = succeed(folder.path(), &["season"]);
+    assert!(["blackwell", "cpu", "hopper"].iter().all(|name| listed.contains(name)), "{listed}");
+    assert_refused(&output(folder.path(), &["play", "--season", "blackwel"]), &["unknown season", "blackwell, cpu"]);
+}
+
+#[test]
+fn a_season_of_which_nothing_could_be_played_does_not_end_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    write_season(folder);
+    let nobody = SEASON.replace("[\"a.toml\", \"b.toml\"]", "[\"a.toml\"]").replace("scalar", "foretold:b200");
+    fs::write(folder.join("season.toml"), nobody.replace(",tile=16x32,depth=64,stages=1", "")).unwrap();
+    let blocked = output(folder, &["play", "--season", "season.toml", "--ledger", "l.jsonl"]);
+    assert!(stdout(&blocked).contains("BLOCKED"), "{}", stdout(&blocked));
+    assert_eq!(blocked.status.code(), Some(1));
+    let why = stderr(&blocked);
+    assert!(why.contains("error: nothing was played") && why.contains("a round needs 2"), "{why}");
+    // Whose ledger is gone may begin another.
+    fs::remove_file(folder.join("l.jsonl")).unwrap();
+    let anew = output(folder, &["play", "--season", "season.toml", "--ledger", "l.jsonl"]);
+    assert!(stderr(&anew).contains("is gone") && stdout(&anew).contains("BLOCKED"), "{}", stderr(&anew));
 }
 
 #[test]
@@ -151,7 +172,7 @@ fn a_season_is_played_killed_gone_on_with_reported_and_found_tampered_with() {
 
     let page = fs::read_to_string(folder.join("report.html")).unwrap();
     assert!(page.contains("id=\"scorecard\"") && page.contains("tiny"));
-    succeed(folder, &["report", "--ledger", "l.jsonl", "--markdown", "r.md", "--json", "r.json"]);
+    succeed(folder, &["report", "--ledger", "l.jsonl", "--export", "r.md", "--export", "r.json"]);
     let report: Value = serde_json::from_str(&fs::read_to_string(folder.join("r.json")).unwrap()).unwrap();
     assert_eq!(report["season"], "tiny");
     for command in ["log", "graveyard", "calibration"] {

@@ -89,8 +89,8 @@ impl DeviceClock {
             self.scratch = Some(DeviceMemory::new(self.context, "a sweep of its cache", bytes)?);
         }
         let Some(scratch) = &self.scratch else { return Ok(()) };
-        // A run of many launches takes the host longer than the sweeps take the device: then it is held back for twice as
-        // long as the run before took to be queued.
+        // A run of many launches takes the host longer than the sweeps take the device: then it is held back for twice
+        // as long as the run before took to be queued.
         let needed = (2.0 * self.queueing).min(HELD) * FILLED / bytes as f64;
         let times = times.max(needed.ceil() as usize);
         // Lines that were asked to persist would outlive the sweep.

@@ -230,13 +230,15 @@ impl Play<'_> {
             self.say(&format!("  {pitch}: checking that it is right"));
         }
         let seed = self.seed("examine")?;
-        let referee = &mut self.referee;
+        let (referee, began, mut waited) = (&mut self.referee, Instant::now(), Duration::ZERO);
         let make = |_: &Ledger| {
             let examined = referee.examine(champion.swimmer(), challenger.swimmer(), seed);
+            waited = referee.waited();
             let (correctness, blocked) = split(examined)?;
             Ok(Examined { round: round.to_owned(), pitch: pitch.clone(), correctness, blocked })
         };
         let examined = self.journal.step(|e: &Examined| e.pitch == pitch, make)?;
+        self.taken += began.elapsed().saturating_sub(waited);
         if let Some(blocked) = examined.blocked {
             return Ok(Tried::without_times(Judgement::because(Verdict::Blocked, blocked)));
         }
@@ -296,7 +298,7 @@ impl Play<'_> {
                 Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked })
             };
             let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
-            self.timed += began.elapsed().saturating_sub(waited);
+            self.taken += began.elapsed().saturating_sub(waited);
             if let Some(blocked) = sat.blocked {
                 return Ok(Timed::Judged(Judgement::because(Verdict::Blocked, blocked), None));
             }
@@ -322,7 +324,7 @@ impl Play<'_> {
     /// the title.
     fn budget_of_a_sitting(&self) -> Option<f64> {
         let budget = self.options.budget?.as_secs_f64();
-        let left = (budget - self.timed.as_secs_f64()).max(0.0);
+        let left = (budget - self.taken.as_secs_f64()).max(0.0);
         Some(left / (self.rounds_left + 1) as f64)
     }
 

@@ -8,7 +8,7 @@ mod round;
 mod title;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hammerhead::machine::Machine;
 use referee::{Speedup, seeds};
@@ -40,7 +40,8 @@ pub struct Options {
     pub pause: bool,
     /// Whether to begin anew where the season is finished already.
     pub again: bool,
-    /// How long all sittings together may take; as long as the settings' looks take where there is none.
+    /// How long baseline, examinations and sittings may take together; as long as the settings' looks take where there
+    /// is none.
     pub budget: Option<Duration>,
     /// Whether the season ends when that is spent, be there rounds left.
     pub stops_at_budget: bool,
@@ -135,7 +136,7 @@ pub fn play(
         baseline,
         failures: 0,
         crowned: Vec::new(),
-        timed: Duration::ZERO,
+        taken: Duration::ZERO,
         rounds_left: season.rounds.len(),
     };
     play.all()?;
@@ -174,8 +175,8 @@ struct Play<'a> {
     baseline: Baseline,
     failures: usize,
     crowned: Vec<Coronation>,
-    /// What sittings have taken so far, for the budget.
-    timed: Duration,
+    /// What baseline, examinations and sittings have taken so far, for the budget.
+    taken: Duration,
     /// Rounds that are still to be played, this one among them.
     rounds_left: usize,
 }
@@ -208,7 +209,7 @@ impl Play<'_> {
     /// Whether there is no time left for a round, where the budget is to end the season.
     fn is_spent(&mut self, round: &str) -> Result<bool> {
         let budget = self.options.budget.filter(|_| self.options.stops_at_budget);
-        let over = budget.is_some_and(|budget| self.timed >= budget);
+        let over = budget.is_some_and(|budget| self.taken >= budget);
         let spent =
             self.journal.step_if(|s: &Spent| s.round == round, || over.then(|| Spent { round: round.to_owned() }))?;
         if spent.is_some() {
@@ -239,7 +240,9 @@ impl Play<'_> {
         }
         let (referee, champion) = (&mut self.referee, &self.champion);
         let make = |_: &Ledger| Ok(BaselineTaken { baseline: referee.baseline(champion.swimmer(), seed)? });
+        let began = Instant::now();
         self.baseline = self.journal.step(|_| true, make)?.baseline;
+        self.taken += began.elapsed();
         if let Some(wrong) = &self.baseline.wrong {
             let name = &self.champion.name;
             self.watch.say(&format!("{name} is wrong: {wrong}; nothing is timed until somebody is right"));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub(crate) use builtin::wild_card;
-pub use builtin::{TEXT as BUILTIN_TEXT, builtin};
+pub use builtin::{SHIPPED, Shipped, builtin};
 
 use referee::digits::hex;
 
@@ -178,6 +178,15 @@ fn builtin_sharks() -> Vec<String> {
 }
 
 impl Season {
+    /// The season of a file, or one that comes with this program, by its name.
+    pub fn named(name: &Path) -> Result<Self> {
+        let bare = name.extension().is_none() && name.components().count() == 1;
+        match name.to_str().filter(|_| bare && !name.exists()) {
+            Some(name) => Shipped::by_name(name)?.season(),
+            None => Self::read(name),
+        }
+    }
+
     /// Reads a season and every file that it names.
     pub fn read(path: &Path) -> Result<Self> {
         let mut file: SeasonFile = written::parse(path, &written::read(path)?)?;

@@ -13,7 +13,7 @@ use tank::ledger::{self, Record};
 use tank::pitch::{Deal, EvidenceCited, EvidenceKind, Gate, Pitch, Run};
 use tank::play::{Choices, Options};
 use tank::round::RoundKind;
-use tank::season::{Asked, BUILTIN_TEXT, Season};
+use tank::season::{Asked, Season, Shipped};
 use tank::shark::builtin::Which;
 use tank::shark::{Ballot, SecondChoice, Shark, Source, Statement, default_criteria};
 use tank::verdict::Verdict;
@@ -365,7 +365,8 @@ fn problems_are_read_from_ledgers_and_written_as_they_always_were() {
 fn where_a_season_is_held_is_not_a_part_of_what_is_played() {
     let cluster = "\n[cluster]\nkind = \"slurm\"\noptions = [\"--partition=gpu\"]\nshared = \"/shared/tank\"\n";
     let read = |text: &str| Season::from_text(Path::new("season.toml"), text).unwrap();
-    let (here, elsewhere) = (read(BUILTIN_TEXT), read(&format!("{BUILTIN_TEXT}{cluster}")));
+    let cpu = Shipped::by_name("cpu").unwrap().text;
+    let (here, elsewhere) = (read(cpu), read(&format!("{cpu}{cluster}")));
     assert_eq!((here.digest(), here.cluster), (elsewhere.digest(), None));
     let machines = elsewhere.cluster.unwrap();
     assert_eq!((machines.kind.as_deref(), machines.options), (Some("slurm"), vec!["--partition=gpu".to_owned()]));

@@ -71,7 +71,8 @@ fn a_timed_layer_is_looked_at_row_by_row() {
     let samples = |pool: &mut Pool<'_>| -> Result<(), Halt> {
         pool.enter(Pairing::Duel, 1)?;
         pool.prepare(0)?;
-        // One row of seven is looked at, and now and then four: eighty times none of them is the last in one of 200,000 tries.
+        // One row of seven is looked at, and now and then four: eighty times none of them is the last in one of 200,000
+        // tries.
         (0..80).try_for_each(|_| pool.sample(Side::Challenger, Temperature::Warm).map(drop))
     };
     let found = samples(&mut pool);
