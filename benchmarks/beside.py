@@ -219,7 +219,7 @@ def hammerhead(isa, threads, activation, options):
         command = [options.binary.resolve(), "bench", "--backend", isa, "--threads", str(threads), "--activation", activation]
         command += [f"--shape={m}x{N}x{K}" for m in TOKENS]
         # Half of its seconds go to cold runs.
-        command += ["--seconds", str(2 * options.seconds), "--json", report]
+        command += ["--seconds", str(2 * options.seconds), "--export", report]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             progress(done.stderr.strip())

@@ -158,7 +158,7 @@ def time_hammerhead(binary, suite, arguments):
     """The same of hammerhead: a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "bench.json")
-        command = [binary, "bench", "--backend", "cuda", "--suite", suite, "--json", report, *arguments]
+        command = [binary, "bench", "--backend", "cuda", "--suite", suite, "--export", report, *arguments]
         # A case that is wrong is reported and not timed; the others are.
         status = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
         if status and not os.path.exists(report):

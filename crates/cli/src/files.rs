@@ -89,3 +89,26 @@ fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
     let failed = |cause: io::Error| Error::Write { path: path.to_path_buf(), cause: cause.kind().into() };
     builder.tempfile_in(folder_of(path)).map_err(failed)
 }
+
+/// A form that a report can be written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Json,
+    Csv,
+    Markdown,
+}
+
+impl Form {
+    /// The form that a file's ending asks for.
+    pub fn of(path: &Path) -> Result<Self> {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("json") => Ok(Self::Json),
+            Some("csv") => Ok(Self::Csv),
+            Some("md") => Ok(Self::Markdown),
+            _ => {
+                let problem = "its ending is none of .json, .csv and .md";
+                Err(Error::Destination { path: path.to_path_buf(), problem })
+            }
+        }
+    }
+}

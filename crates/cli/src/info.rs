@@ -32,6 +32,8 @@ struct Report {
     machine: Machine,
     threads: usize,
     backends: Vec<Listed>,
+    /// Backends that compute nothing: GPUs that need not be there, for plans and prices.
+    foretold: Vec<&'static str>,
     /// The backends that a plan chooses among when none is forced by argument, best first.
     auto: Vec<&'static str>,
     /// Why there are none.
@@ -132,6 +134,7 @@ pub fn info(args: &Args) -> Result<()> {
         version: env!("CARGO_PKG_VERSION"),
         threads,
         backends: backends::all().iter().map(|b| Listed::of(*b)).collect(),
+        foretold: gpu::Foretold::names().collect(),
         auto,
         auto_error,
         forced_by_environment: std::env::var(BACKEND_VARIABLE).ok().filter(|name| !name.is_empty()),
@@ -179,5 +182,13 @@ fn text(report: &Report) -> String {
         let about = listed.reason.clone().unwrap_or_else(summary);
         table.row([listed.name.to_owned(), here.to_owned(), about]);
     }
-    text + "\n" + &table.text()
+    let foretold = report.foretold.iter().map(|name| name.trim_start_matches(gpu::foretold::PREFIX));
+    let foretold: Vec<&str> = foretold.collect();
+    text + "\n"
+        + &table.text()
+        + &format!(
+            "\nGPUs that need not be there, for plans and prices ({}NAME, or run --explain --device NAME):\n{}\n",
+            gpu::foretold::PREFIX,
+            foretold.join(", ")
+        )
 }

@@ -25,7 +25,7 @@ use crate::{Error, Result, console, files};
     warnings as assembled. No GPU and no driver is needed.\n\n\
     Examples:\n  \
     hammerhead ptx\n  \
-    hammerhead ptx --shape 512x3072x7168 --gate gelu-tanh --out bf16\n  \
+    hammerhead ptx --shape 512x3072x7168 --gate gelu-tanh --result bf16\n  \
     hammerhead ptx --arch sm_80 --device rtx4090 --config tile=64x128,stages=4 --output kernels.ptx\n  \
     hammerhead ptx --arch sm_100a --shape 512x4096x7168\n  \
     hammerhead ptx --arch sm_120a --activation nvfp4"
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Arch::Sm90a)]
     arch: Arch,
     /// The device to plan for: h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark [default: h200 for
-    /// sm_90a, b200 for sm_100a, rtx5090 for sm_120f, else a100]
+    /// sm_90a, b200 for sm_100a, rtx5090 for sm_120a, else a100]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// The problem's sizes, tokens x columns x K, or several groups of tokens against weights of one size
@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "TYPE")]
     activation: Option<Activation>,
     /// The element type of the result: f16, bf16 or f32
-    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    #[arg(long = "result", value_name = "TYPE", default_value = "f16")]
     out: Output,
     /// Write to this file instead of stdout
     #[arg(long, value_name = "FILE")]
@@ -64,16 +64,16 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Arch {
     /// Ampere and everything since: A100, RTX 30 and 40, L40S, and later ones
-    #[value(name = "sm_80")]
+    #[value(name = "sm_80", alias = "sm80")]
     Sm80,
     /// Hopper: H100, H200, GH200
-    #[value(name = "sm_90a")]
+    #[value(name = "sm_90a", alias = "sm90")]
     Sm90a,
     /// Data-centre Blackwell: B200, B300; printed for the family of both, sm_100f. Not run on silicon
-    #[value(name = "sm_100a", alias = "sm_100f")]
+    #[value(name = "sm_100a", aliases = ["sm_100f", "sm100"])]
     Sm100a,
-    /// Desktop Blackwell: RTX 50, RTX PRO 6000, DGX Spark
-    #[value(name = "sm_120f", alias = "sm_120a")]
+    /// Desktop Blackwell: RTX 50, RTX PRO 6000, DGX Spark; printed for the family, sm_120f. Not run on silicon
+    #[value(name = "sm_120a", aliases = ["sm_120f", "sm120"])]
     Sm120f,
 }
 

@@ -66,12 +66,12 @@ const SECONDS: f64 = 1.0;
     layer, from the router to the sum, and the result is y.\n\n\
     Examples:\n  \
     hammerhead run\n  \
-    hammerhead run --shape 256x4096x7168 --activation bf16 --out bf16\n  \
+    hammerhead run --shape 256x4096x7168 --activation bf16 --result bf16\n  \
     hammerhead run --shape 80,176,128x4096x7168 --gate gelu-tanh\n  \
     hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --experts 0,3,5 --m 32\n  \
     hammerhead run --checkpoint Qwen3-30B-A3B-NVFP4 --layer 0 --whole --m 32\n  \
     hammerhead run --suite decode --threads 2\n  \
-    hammerhead run --input problem.safetensors --output c.safetensors --out bf16\n  \
+    hammerhead run --input problem.safetensors --output c.safetensors --result bf16\n  \
     hammerhead run --input layer.safetensors --output y.safetensors --routing softmax-renorm --top-k 8 --save layer.packed\n  \
     hammerhead run --input tokens.safetensors --output y.safetensors --packed layer.packed\n  \
     hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain\n  \

@@ -82,7 +82,7 @@ pub struct Selection {
     #[arg(long, value_name = "TYPE")]
     pub activation: Vec<Activation>,
     /// The element type of the result: f16, bf16 or f32 [default: each case's own, and f16 for a shape]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long = "result", value_name = "TYPE")]
     pub out: Option<Output>,
     /// The seed that the numbers are made from
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -50,16 +50,16 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Arch {
     /// Every GPU since Ampere
-    #[value(name = "sm_80")]
+    #[value(name = "sm_80", alias = "sm80")]
     Sm80,
     /// Hopper
-    #[value(name = "sm_90a")]
+    #[value(name = "sm_90a", alias = "sm90")]
     Sm90a,
     /// Data-centre Blackwell
-    #[value(name = "sm_100a")]
+    #[value(name = "sm_100a", aliases = ["sm_100f", "sm100"])]
     Sm100a,
     /// Desktop Blackwell
-    #[value(name = "sm_120a")]
+    #[value(name = "sm_120a", aliases = ["sm_120f", "sm120"])]
     Sm120a,
 }
 

@@ -36,6 +36,11 @@ static ALL: LazyLock<Vec<Foretold>> = LazyLock::new(|| {
 });
 
 impl Foretold {
+    /// The names of all of these backends.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        ALL.iter().map(|foretold| foretold.name)
+    }
+
     /// A device by its backend's name, for example `foretold:b200`.
     pub fn by_name(name: &str) -> Option<&'static Foretold> {
         ALL.iter().find(|foretold| foretold.name == name)

@@ -26,17 +26,17 @@ use crate::selection::{self, Layers, Selection};
     beyond its cache, after a pause (burst) and after 300 ms of load (sustained); copies to and from the host are not part of \
     it, the expansion of NVFP4 tokens is.\n\n\
     The suite moe measures whole layers of experts as models have them, from the router's logits to the combined result, in bf16 unless \
-    --activation and --out say otherwise, with experts that change from call to call.\n\n\
+    --activation and --result say otherwise, with experts that change from call to call.\n\n\
     Examples:\n  \
     hammerhead bench\n  \
-    hammerhead bench --suite decode --seconds 5 --json decode.json\n  \
+    hammerhead bench --suite decode --seconds 5 --export decode.json\n  \
     hammerhead bench --shape 256x4096x7168 --shape 80,176,128x4096x7168 --activation bf16\n  \
     hammerhead bench --suite dual --backend scalar --threads 1 --config strategy=ping-pong\n  \
     hammerhead bench --suite group --scaling\n  \
     hammerhead bench --shape 256x1024x32 --regret\n  \
     hammerhead bench --suite moe --model qwen3-30b-a3b --tokens 1,16,512\n  \
     hammerhead bench --suite decode --html decode.html --against before.json\n  \
-    hammerhead bench --backend cuda --suite dual --activation f16 --json h200.json"
+    hammerhead bench --backend cuda --suite dual --activation f16 --export h200.json"
 )]
 pub struct Args {
     /// Every case of the suites, also those that are not there for their speed
@@ -54,13 +54,17 @@ pub struct Args {
     /// Show the configuration of every case, too
     #[arg(long)]
     pub explain: bool,
-    /// Write a record to this file as well, as JSON
+    /// Print the record as JSON in place of the tables
+    #[arg(long)]
+    pub json: bool,
+    /// Write a record to this file as well, by its ending as JSON, CSV or Markdown (.json, .csv, .md); may be given
+    /// several times
     #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    pub export: Vec<PathBuf>,
     /// Write one HTML page to this file as well: bars of time against the floor, and every number; it needs no network
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Show the rows of this record beside the same problems on the page: a file that --json wrote, or
+    /// Show the rows of this record beside the same problems on the page: a JSON file that --export wrote, or
     /// benchmarks/beside.py or benchmarks/h200/peers.py; may be given several times
     #[arg(long, value_name = "RECORD", requires = "html")]
     pub against: Vec<PathBuf>,

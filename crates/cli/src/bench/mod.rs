@@ -4,6 +4,7 @@
 
 mod args;
 mod checked;
+mod export;
 mod gpu;
 mod layers;
 mod page;
@@ -15,6 +16,8 @@ mod rounds;
 mod scaling;
 mod tables;
 
+use std::path::PathBuf;
+
 use hammerhead::{Activation, Engine};
 use serde::Serialize;
 use testkit::cases::Suite;
@@ -22,7 +25,7 @@ use testkit::moe::Model;
 
 pub use self::args::Args;
 use self::reading::Record;
-use crate::computed::on_device;
+use crate::computed::{Computed, on_device};
 use crate::selection::{Chosen, Defaults};
 use crate::{Error, Result, console, files};
 
@@ -42,12 +45,14 @@ pub fn bench(args: &Args) -> Result<()> {
         });
     }
     // Better now than after minutes of work.
-    if let (Some(json), Some(html)) = (&args.json, &args.html)
-        && files::same_place(json, html)
-    {
-        return Err(Error::OneFile { path: html.clone() });
+    let places: Vec<&PathBuf> = args.export.iter().chain(&args.html).collect();
+    for (index, path) in places.iter().enumerate() {
+        if places[..index].iter().any(|other| files::same_place(other, path)) {
+            return Err(Error::OneFile { path: path.to_path_buf() });
+        }
+        files::check_report(path)?;
     }
-    args.json.iter().chain(&args.html).try_for_each(|path| files::check_report(path))?;
+    args.export.iter().try_for_each(|path| files::Form::of(path).map(drop))?;
     let against = args.against.iter().map(|path| Record::open(path)).collect::<Result<Vec<Record>>>()?;
     let results = Results { args, against };
     if !models.is_empty() {
@@ -63,18 +68,24 @@ struct Results<'a> {
 }
 
 impl Results<'_> {
-    /// Writes what was measured to where it was asked for. The page is made from what a reader of the record would see.
-    fn keep(&self, record: &impl Serialize) -> Result<()> {
+    /// Writes what was measured to where it was asked for, and prints it. All but JSON is made from what a reader of
+    /// the record would see.
+    fn keep(&self, record: &impl Serialize, tables: impl FnOnce() -> String) -> Result<()> {
         let text = console::json_text(record)?;
-        if let Some(path) = &self.args.json {
-            files::write_report(path, &text)?;
+        for path in &self.args.export {
+            files::write_report(path, &export::written(path, &text)?)?;
         }
         if let Some(path) = &self.args.html {
             let own = Record::read("this run", &text);
             let own = own.map_err(|problem| Error::Record { path: path.clone(), problem })?;
             files::write_report(path, &page::html(&own, &self.against))?;
         }
-        Ok(())
+        if self.args.json { console::print(&text) } else { console::print(&tables()) }
+    }
+
+    /// Tables with the configurations behind them, where those were asked for.
+    fn explained<'c>(&self, tables: String, cases: impl Iterator<Item = &'c Computed>) -> String {
+        if self.args.explain { tables + &tables::configurations(cases) } else { tables }
     }
 }
 
@@ -85,8 +96,7 @@ fn bench_layers(results: Results<'_>, models: &[Model], engine: &Engine) -> Resu
         return Err(Error::LayerOption { option, remedy: "leave it out" });
     }
     let record = layers::measure(args, models, engine)?;
-    results.keep(&record)?;
-    console::print(&layers::table(&record))?;
+    results.keep(&record, || layers::table(&record))?;
     console::remark(&layers::remarks(&record));
     Ok(())
 }
@@ -94,15 +104,11 @@ fn bench_layers(results: Results<'_>, models: &[Model], engine: &Engine) -> Resu
 fn bench_host(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result<()> {
     if results.args.regret {
         let record = regret::measure(results.args, cases, engine)?;
-        results.keep(&record)?;
-        return console::print(&regret::table(&record));
+        return results.keep(&record, || regret::table(&record));
     }
     let record = rounds::measure(results.args, cases, engine)?;
-    results.keep(&record)?;
-    console::print(&tables::host(&record))?;
-    if results.args.explain {
-        console::print(&tables::configurations(record.cases.iter().map(|case| &case.computed)))?;
-    }
+    let computed = record.cases.iter().map(|case| &case.computed);
+    results.keep(&record, || results.explained(tables::host(&record), computed))?;
     console::remark(&tables::host_remarks(&record));
     Ok(())
 }
@@ -114,11 +120,8 @@ fn bench_device(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Resu
         return Err(Error::NoScaling { option, backend: engine.backends()[0].name() });
     }
     let (record, wrong) = gpu::measure(results.args, cases, engine)?;
-    results.keep(&record)?;
-    console::print(&tables::device(&record))?;
-    if args.explain {
-        console::print(&tables::configurations(record.cases.iter().map(|case| &case.computed)))?;
-    }
+    let computed = record.cases.iter().map(|case| &case.computed);
+    results.keep(&record, || results.explained(tables::device(&record), computed))?;
     console::remark(&tables::device_remarks(&record));
     wrong.iter().skip(1).for_each(|error| console::remark(&error.to_string()));
     wrong.into_iter().next().map_or(Ok(()), Err)

@@ -1,4 +1,4 @@
-//! Records as they are read back: what `bench --json` writes, and what `benchmarks/beside.py` and
+//! Records as they are read back: what `bench --export` writes, and what `benchmarks/beside.py` and
 //! `benchmarks/h200/peers.py` write beside it.
 //!
 //! A record is a JSON object with a list `cases`. Of a case, `problem` is needed, and a summary of times in seconds

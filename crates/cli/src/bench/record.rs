@@ -1,4 +1,4 @@
-//! What is kept of a measurement: what `--json` writes, and what the tables are made from.
+//! What is kept of a measurement: what `--export` writes, and what the tables are made from.
 
 use hammerhead::Engine;
 use hammerhead::machine::Machine;

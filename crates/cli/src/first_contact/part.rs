@@ -56,12 +56,7 @@ fn said(
     let [file, last_words] = [NamedTempFile::new().map_err(words)?, NamedTempFile::new().map_err(words)?];
     let mut command = Command::new(program);
     command.arg(name).args(options).stdin(Stdio::null()).stderr(last_words.reopen().map_err(words)?);
-    // `bench` writes its record to a file, `verify` to where everything goes.
-    let out = file.reopen().map_err(words)?;
-    match name {
-        "bench" => command.arg("--json").arg(file.path()).stdout(Stdio::null()),
-        _ => command.arg("--json").stdout(out),
-    };
+    command.arg("--json").stdout(file.reopen().map_err(words)?);
     let mut process = command.spawn().map_err(words)?;
     let begun = Instant::now();
     let status = loop {

@@ -236,7 +236,7 @@ fn a_layer_computes_what_its_decoded_weights_give() {
             path(&input),
             "--output",
             path(&out),
-            "--out",
+            "--result",
             "f32",
         ]);
         let (result, expected) =
@@ -336,7 +336,7 @@ fn a_pre_quant_scale_is_applied_to_tokens_and_not_left_to_the_caller() {
     let run = |model: &Path, tokens: Vec<f32>| {
         tensors::write(place("tokens.safetensors"), &[Tensor::from_f32("a", [3, k], tokens)], None).unwrap();
         let (tokens, out) = (place("tokens.safetensors"), place("out.safetensors"));
-        let args = ["run", "--checkpoint", path(model), "--layer", "0", "--tokens", path(&tokens), "--out", "f32"];
+        let args = ["run", "--checkpoint", path(model), "--layer", "0", "--tokens", path(&tokens), "--result", "f32"];
         let output = hammerhead(args.into_iter().chain(["--output", path(&out)]));
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(!stderr(&output).contains("pre_quant_scale"), "{}", stderr(&output));
@@ -373,8 +373,8 @@ fn a_whole_layer_is_what_its_package_s_matrices_make_of_tokens() {
     tensors::write(&tokens, &given, None).unwrap();
     let run = ["run", "--checkpoint", path(&model), "--layer", "0", "--whole"];
     let save = ["--save", path(&packed)];
-    succeed(run.iter().chain(&["--tokens", path(&tokens), "--output", path(&out), "--out", "f32"]).chain(&save));
-    succeed(["run", "--packed", path(&packed), "--input", path(&tokens), "--output", path(&again), "--out", "f32"]);
+    succeed(run.iter().chain(&["--tokens", path(&tokens), "--output", path(&out), "--result", "f32"]).chain(&save));
+    succeed(["run", "--packed", path(&packed), "--input", path(&tokens), "--output", path(&again), "--result", "f32"]);
     assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(&again).unwrap());
     let found = values(&File::open(&out).unwrap(), "y");
     let theirs = File::open(data("modelopt_qwen3_moe.expected.safetensors")).unwrap();

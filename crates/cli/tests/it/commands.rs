@@ -67,7 +67,7 @@ fn verify_refuses_a_configuration_that_cannot_be_run() {
 fn bench_times_cold_and_warm_and_writes_a_report() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
-    let args = ["bench", "--suite", "edge", "--all", "--seconds", "0.001", "--threads", "1", "--json"];
+    let args = ["bench", "--suite", "edge", "--all", "--seconds", "0.001", "--threads", "1", "--export"];
     let text = succeed(args.map(std::ffi::OsStr::new).into_iter().chain([path.as_os_str()]));
     assert!(text.contains("cold") && text.contains("warm"));
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
@@ -86,7 +86,7 @@ fn bench_times_cold_and_warm_and_writes_a_report() {
 fn bench_compares_with_one_thread_and_with_one_group_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
-    let args = ["bench", "--suite", "edge", "--all", "--seconds", "0.001", "--threads", "2", "--scaling", "--json"];
+    let args = ["bench", "--suite", "edge", "--all", "--seconds", "0.001", "--threads", "2", "--scaling", "--export"];
     let text = succeed(args.map(std::ffi::OsStr::new).into_iter().chain([path.as_os_str()]));
     assert!(text.contains("1 thread ÷ all") && text.contains("groups together ÷ one by one"));
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
@@ -102,8 +102,9 @@ fn bench_compares_with_one_thread_and_with_one_group_at_a_time() {
 fn bench_refuses_a_report_that_could_not_be_written_before_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("no such folder/report.json");
-    let output = hammerhead(["bench".as_ref(), "--json".as_ref(), nowhere.as_os_str()]);
+    let output = hammerhead(["bench".as_ref(), "--export".as_ref(), nowhere.as_os_str()]);
     assert_refused(&output, &["no such folder/report.json"]);
+    assert_refused(&hammerhead(["bench", "--export", "report.xls"]), &["report.xls", ".json, .csv and .md"]);
     assert_refused(&hammerhead(["bench", "--suite", "edge"]), &["edge", "--all"]);
 }
 
@@ -113,11 +114,11 @@ fn a_command_line_that_cannot_be_understood_ends_with_status_two() {
         &["run", "--input", "a"][..],
         &["run", "--output", "a"],
         &["run", "--input", "a", "--output", "b", "--suite", "dual"],
-        &["run", "--out", "f64"],
+        &["run", "--result", "f64"],
         &["run", "--shape", "1x1x16", "--input", "a", "--output", "b"],
         &["run", "--activation", "f16", "--input", "a", "--output", "b"],
         &["run", "--checkpoint", "a", "--layer", "0", "--suite", "dual"],
-        &["run", "--input", "a", "--output", "b", "--out", "f64"],
+        &["run", "--input", "a", "--output", "b", "--result", "f64"],
         &["run", "--input", "a", "--output", "b", "--gate", "relu"],
         &["run", "--backend", "abacus"],
         &["run", "--config", "colour=red"],
@@ -193,10 +194,10 @@ fn a_file_that_cannot_be_written_is_named_and_no_temporary_one() {
 #[test]
 fn a_record_and_a_page_are_not_written_to_one_file() {
     let folder = tempfile::tempdir().unwrap();
-    let (json, html) = (folder.path().join("one"), folder.path().join(".").join("one"));
+    let (json, html) = (folder.path().join("one.json"), folder.path().join(".").join("one.json"));
     let output =
-        hammerhead(["bench".as_ref(), "--json".as_ref(), json.as_os_str(), "--html".as_ref(), html.as_os_str()]);
-    assert_refused(&output, &["--json and --html", "one"]);
+        hammerhead(["bench".as_ref(), "--export".as_ref(), json.as_os_str(), "--html".as_ref(), html.as_os_str()]);
+    assert_refused(&output, &["two results", "one.json"]);
 }
 
 #[test]
@@ -210,8 +211,8 @@ fn tables_fit_a_hundred_columns() {
     let eight = "17,9,33,1,2,3,4,5x4096x64";
     for args in [
         &["run", "--quiet", "--suite", "edge", "--all"][..],
-        &["run", "--quiet", "--shape", eight, "--activation", "nvfp4", "--gate", "gelu-tanh", "--out", "bf16"],
-        &["bench", "--shape", eight, "--activation", "nvfp4", "--out", "bf16", "--seconds", "0.01"],
+        &["run", "--quiet", "--shape", eight, "--activation", "nvfp4", "--gate", "gelu-tanh", "--result", "bf16"],
+        &["bench", "--shape", eight, "--activation", "nvfp4", "--result", "bf16", "--seconds", "0.01"],
     ] {
         let output = command().args(args).output().unwrap();
         let wide = stdout(&output).lines().map(|line| line.chars().count()).max();

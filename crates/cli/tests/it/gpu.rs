@@ -39,7 +39,7 @@ fn ptx_of_a_group_says_its_sizes_in_ascii() {
 
 #[test]
 fn the_gate_and_the_output_type_change_the_kernels() {
-    let text = |gate, out| succeed(["ptx", "--gate", gate, "--out", out]);
+    let text = |gate, out| succeed(["ptx", "--gate", gate, "--result", out]);
     assert!(text("silu", "bf16").contains("cvt.rn.bf16") && !text("silu", "f32").contains("cvt.rn.bf16"));
     let body = |gate| text(gate, "f32").split_once(".version").unwrap().1.to_owned();
     assert_ne!(body("silu"), body("gelu-tanh"));
@@ -68,7 +68,7 @@ fn ptx_goes_to_a_file_and_the_assembler_takes_the_module() {
 
 #[test]
 fn kernels_for_desktop_blackwell_multiply_codes_by_codes() {
-    for arch in ["sm_120a", "sm_120f"] {
+    for arch in ["sm_120a", "sm_120f", "sm120"] {
         let text = succeed(["ptx", "--arch", arch, "--activation", "nvfp4"]);
         assert!(text.contains(".target sm_120f") && text.contains("m16n8k64"), "{text}");
         assert!(text.contains("kind::mxf4nvf4.block_scale") && !text.contains("m16n8k16"), "{text}");
@@ -265,7 +265,7 @@ fn kernels_are_printed_only_for_a_device_that_runs_them() {
         ("sm_100a", "h100", "--arch sm_80 or sm_90a"),
         ("sm_90a", "b200", "--arch sm_80 or sm_100a"),
         ("sm_120f", "a100", "--arch sm_80"),
-        ("sm_90a", "rtx5090", "--arch sm_80 or sm_120f"),
+        ("sm_90a", "rtx5090", "--arch sm_80 or sm_120a"),
     ] {
         assert_refused(&ptx(arch, device), &[arch, device, fitting]);
     }

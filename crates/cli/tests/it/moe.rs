@@ -104,7 +104,7 @@ fn check(input: &Path, expected: &[f64], more: &[&str]) {
     let ways = cpu_backends().into_iter().flat_map(|backend| [(backend, "f32", 2e-5), (backend, "bf16", 5e-3)]);
     for (backend, out, tolerance) in ways.chain(SIMULATORS.map(|simulator| (simulator, "f32", 2e-5))) {
         let files = ["run", "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
-        let how = ["--backend", backend, "--out", out, "--intermediate", "f32"];
+        let how = ["--backend", backend, "--result", out, "--intermediate", "f32"];
         succeed(files.iter().chain(&how).chain(more));
         let found = read_result(&File::open(&output).unwrap(), "y", out, [TOKENS, K]);
         for (at, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -19,7 +19,7 @@ fn bench<'a>(more: &[&'a str]) -> Vec<&'a str> {
 fn a_page_shows_this_run_and_a_record_of_before_beside_it() {
     let (json, html) = (folder().join("before.json"), folder().join("bench.html"));
     let (json, html) = (json.to_str().unwrap(), html.to_str().unwrap());
-    succeed(bench(&["--json", json]));
+    succeed(bench(&["--export", json]));
     succeed(bench(&["--html", html, "--against", json]));
     let page = std::fs::read_to_string(html).unwrap();
     for part in ["[3,5]×40×64", "256×4096×64", "hammerhead nvfp4", "(before)", "<h4>cold</h4>", "<h4>warm</h4>"] {
@@ -46,7 +46,7 @@ fn what_is_no_record_is_refused_before_anything_is_measured() {
     let against = |path: &Path| {
         hammerhead(["bench".as_ref(), "--html".as_ref(), html.as_os_str(), "--against".as_ref(), path.as_os_str()])
     };
-    assert_refused(&against(Path::new("/no such record.json")), &["/no such record.json", "bench --json"]);
+    assert_refused(&against(Path::new("/no such record.json")), &["/no such record.json", "bench --export"]);
     std::fs::write(&wrong, r#"{"cases": []}"#).unwrap();
     assert_refused(&against(&wrong), &["wrong.json", "no timed case", "beside.py"]);
     assert!(!html.exists());

@@ -95,7 +95,7 @@ fn without_b2_and_without_asking_it_is_a_plain_gemm() {
     let (input, output) = (folder.path().join("p"), folder.path().join("c"));
     let group = group(&mut Random(6), (3, 5, 32), None, false);
     write_problem(&input, std::slice::from_ref(&group), true);
-    let args = ["run", "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap(), "--out", "f32"];
+    let args = ["run", "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap(), "--result", "f32"];
     let told = crate::common::stderr(&crate::common::hammerhead(args));
     assert!(told.contains("gate none"), "{told}");
     let file = format::tensors::File::open(&output).unwrap();

@@ -24,7 +24,7 @@ fn run_computes_shapes_with_the_gate_and_the_types_that_were_asked_for() {
     assert_eq!(cases[1]["groups"], serde_json::json!([[3, 40, 64], [0, 40, 64], [5, 40, 64]]));
     assert!(cases.iter().all(|case| case["passed"] == true && case["compared"] == case["elements"]));
 
-    let asked = ["--gate", "gelu-tanh", "--activation", "bf16", "--activation", "f32", "--out", "f32"];
+    let asked = ["--gate", "gelu-tanh", "--activation", "bf16", "--activation", "f32", "--result", "f32"];
     let report = json(&[&["run", "--shape", "17x40x64", "--json"][..], &asked].concat());
     let cases = report["cases"].as_array().unwrap();
     assert_eq!(computed(&cases[0]), ["shape", "17×40×64", "gelu-tanh", "bf16", "f32"]);
@@ -33,7 +33,7 @@ fn run_computes_shapes_with_the_gate_and_the_types_that_were_asked_for() {
 
 #[test]
 fn verify_checks_shapes_in_every_strategy() {
-    let args = ["verify", "--shape", GROUP, "--gate", "none", "--activation", "f16", "--out", "bf16", "--json"];
+    let args = ["verify", "--shape", GROUP, "--gate", "none", "--activation", "f16", "--result", "bf16", "--json"];
     let report = json(&[&args[..], &["--backend", "scalar"]].concat());
     assert!(report["passed"].as_u64().unwrap() >= 4 && report["failed"] == 0, "{report}");
     let doubled = json(&[&args[..], &["--backend", "scalar", "--shape", "9x16x16"]].concat());
@@ -44,7 +44,7 @@ fn verify_checks_shapes_in_every_strategy() {
 fn bench_times_shapes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("record.json");
-    let mut args = vec!["bench", "--shape", GROUP, "--gate", "gpt-oss", "--out", "bf16", "--seconds", "0.001"];
+    let mut args = vec!["bench", "--shape", GROUP, "--gate", "gpt-oss", "--result", "bf16", "--seconds", "0.001"];
     args.extend(["--json", path.to_str().unwrap()]);
     succeed(&args);
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
@@ -61,7 +61,7 @@ fn shapes_are_computed_beside_suites_that_are_named() {
 
 #[test]
 fn gate_and_types_apply_to_suites_too() {
-    let report = json(&["run", "--suite", "decode", "--gate", "none", "--out", "f32", "--json", "--threads", "2"]);
+    let report = json(&["run", "--suite", "decode", "--gate", "none", "--result", "f32", "--json", "--threads", "2"]);
     let cases = report["cases"].as_array().unwrap();
     assert!(cases.iter().all(|case| case["gate"] == "none" && case["output"] == "f32" && case["passed"] == true));
 }

@@ -296,7 +296,7 @@ impl Expected {
         let output = folder.path().join("c.safetensors");
         let mut args: Vec<&OsStr> = vec!["run".as_ref(), "--quiet".as_ref()];
         args.extend(["--input".as_ref(), self.input.as_os_str(), "--output".as_ref(), output.as_os_str()]);
-        args.extend(["--gate", self.gate, "--out", out].map(OsStr::new));
+        args.extend(["--gate", self.gate, "--result", out].map(OsStr::new));
         args.extend(more.iter().map(OsStr::new));
         assert_eq!(succeed(args), "", "quiet means quiet");
         let file = File::open(&output).unwrap();
