@@ -239,14 +239,14 @@ impl Vector for __m256 {
         unsafe { _mm256_srli_epi32::<4>(codes) }
     }
 
-    /// Eight magnitudes fit a vector; the code's sign bit is moved to the top of its lane.
+    /// Eight magnitudes fit a vector. The whole code is moved to the top of its lane: its sign is the number's, and the
+    /// three bits below it cancel those that the table has there.
     #[inline(always)]
     unsafe fn values(codes: __m256i) -> Self {
-        // SAFETY: the processor has the instructions, and the first eight of the values are read.
+        // SAFETY: the processor has the instructions, and the table has eight lanes.
         unsafe {
-            let magnitudes = _mm256_permutevar8x32_ps(_mm256_loadu_ps(e2m1::VALUES.as_ptr()), codes);
-            let signs = _mm256_and_si256(_mm256_slli_epi32::<28>(codes), _mm256_set1_epi32(i32::MIN));
-            _mm256_xor_ps(magnitudes, _mm256_castsi256_ps(signs))
+            let magnitudes = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(MAGNITUDES.as_ptr().cast()), codes);
+            _mm256_castsi256_ps(_mm256_xor_si256(magnitudes, _mm256_slli_epi32::<28>(codes)))
         }
     }
 
@@ -303,6 +303,17 @@ fn in_order(sum: &mut __m256) {
     // SAFETY: there is no instruction in it.
     unsafe { std::arch::asm!("/* {} */", inout(ymm_reg) * sum, options(nomem, nostack, preserves_flags)) }
 }
+
+/// The bits of each magnitude's value, its code added to those below the sign.
+const MAGNITUDES: [u32; 8] = {
+    let mut bits = [0; 8];
+    let mut code = 0;
+    while code < 8 {
+        bits[code] = e2m1::VALUES[code].to_bits() ^ (code as u32) << 28;
+        code += 1;
+    }
+    bits
+};
 
 /// The upper half of a lane.
 static UPPER_HALF: i32 = 0xFFFF_0000_u32.cast_signed();
