@@ -255,9 +255,13 @@ impl Vector for __m256 {
     /// the other's neighbour cleared. So lanes alternate between two k of the same column, their tokens are broadcast
     /// in pairs, and neighbours are added in the end, which puts columns back in order.
     #[inline(always)]
-    unsafe fn block<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [Self; TOKENS] {
+    unsafe fn block<const TOKENS: usize, const PARTS: usize>(
+        codes: *const u8,
+        token: *const f32,
+        apart: usize,
+    ) -> [[Self; PARTS]; TOKENS] {
         // SAFETY: the processor has the instructions, the tables have 16 bytes each, and there are two times 32 bytes
-        // of codes and 16 numbers of each token.
+        // of codes for each vector and 16 numbers of each token.
         unsafe {
             let table = |bytes: &[u8; 16]| _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().cast()));
             let (upper, lower) = (table(&BF16_BYTES[1]), table(&BF16_BYTES[0]));
@@ -265,13 +269,15 @@ impl Vector for __m256 {
             // Read so that the compiler does not know the mask: it would blend with zeros instead, on the port that the
             // look-ups need.
             let top = _mm256_set1_epi32(std::ptr::read_volatile(&UPPER_HALF));
-            // For columns 0 1 4 5 and for columns 2 3 6 7.
-            let mut sums = [[Self::zero(); 2]; TOKENS];
-            for half in 0..2 {
-                let lanes = _mm256_loadu_si256(codes.add(half * HALF_BLOCK).cast());
-                for (index, codes) in [lanes, _mm256_srli_epi16::<4>(lanes)].into_iter().enumerate() {
-                    let codes = _mm256_and_si256(codes, nibble);
-                    let (upper, lower) = (_mm256_shuffle_epi8(upper, codes), _mm256_shuffle_epi8(lower, codes));
+            // For columns 0 1 4 5 and for columns 2 3 6 7 of each vector.
+            let mut sums = [[[__m256::zero(); 2]; PARTS]; TOKENS];
+            for step in 0..4 {
+                let (half, index) = (step / 2, step % 2);
+                for part in 0..PARTS {
+                    let lanes = _mm256_loadu_si256(codes.add(half * HALF_BLOCK + 4 * HALF * part).cast());
+                    let lanes = if index == 1 { _mm256_srli_epi16::<4>(lanes) } else { lanes };
+                    let lanes = _mm256_and_si256(lanes, nibble);
+                    let (upper, lower) = (_mm256_shuffle_epi8(upper, lanes), _mm256_shuffle_epi8(lower, lanes));
                     // The bytes of a lane are k = 0 4 1 5, or 2 6 3 7.
                     let pairs = [_mm256_unpacklo_epi8(lower, upper), _mm256_unpackhi_epi8(lower, upper)];
                     let weights = [
@@ -282,15 +288,24 @@ impl Vector for __m256 {
                         for (row, sums) in sums.iter_mut().enumerate() {
                             let numbers = token.add(row * apart + 8 * half + 4 * four + 2 * index);
                             let numbers = _mm256_castpd_ps(_mm256_broadcast_sd(&*numbers.cast::<f64>()));
-                            for (sum, weights) in sums.iter_mut().zip(weights) {
-                                *sum = weights.multiply_add(numbers, *sum);
+                            for (sum, weights) in sums[part].iter_mut().zip(weights) {
+                                *sum = match (step, four) {
+                                    (0, 0) => weights.multiply(numbers),
+                                    _ => weights.multiply_add(numbers, *sum),
+                                };
                             }
                         }
                     }
-                    sums.iter_mut().flatten().for_each(|sum| in_order(sum));
+                }
+                for sum in sums.as_flattened_mut().as_flattened_mut() {
+                    in_order(sum);
                 }
             }
-            sums.map(|[first, second]| _mm256_hadd_ps(first, second))
+            let mut added = [[__m256::zero(); PARTS]; TOKENS];
+            for (added, [first, second]) in added.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+                *added = _mm256_hadd_ps(*first, *second);
+            }
+            added
         }
     }
 }

@@ -226,43 +226,65 @@ impl Vector for __m512 {
         unsafe { _mm512_permutexvar_ps(codes, _mm512_loadu_ps(format::e2m1::VALUES.as_ptr())) }
     }
 
-    /// A shift, a look-up and a multiply-add for each k, whose number is broadcast from memory.
+    /// A shift, a look-up and a multiply-add for each k, whose number is broadcast from memory. A few tokens take the
+    /// block's halves side by side: one after the other these are chains of eight additions, for which the units wait.
     #[inline(always)]
-    unsafe fn block<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [Self; TOKENS] {
+    unsafe fn block<const TOKENS: usize, const PARTS: usize>(
+        codes: *const u8,
+        token: *const f32,
+        apart: usize,
+    ) -> [[Self; PARTS]; TOKENS] {
         // SAFETY: the processor has the instructions, and there are two times 64 bytes of codes and 16 numbers of each
-        // token.
+        // token: a vector is a whole panel, so there is one part.
         unsafe {
-            let mut first = eight_products(codes, token, apart);
-            let second: [Self; TOKENS] = eight_products(codes.add(HALF_BLOCK), token.add(8), apart);
-            for (first, second) in first.iter_mut().zip(second) {
-                *first = _mm512_add_ps(*first, second);
+            let mut sums = [[Self::zero(); PARTS]; TOKENS];
+            if TOKENS <= 4 {
+                let halves: [[Self; 2]; TOKENS] = products(codes, token, apart);
+                for (sum, [first, second]) in sums.iter_mut().zip(halves) {
+                    sum[0] = _mm512_add_ps(first, second);
+                }
+            } else {
+                let first: [[Self; 1]; TOKENS] = products(codes, token, apart);
+                let second: [[Self; 1]; TOKENS] = products(codes.add(HALF_BLOCK), token.add(8), apart);
+                for (sum, ([first], [second])) in sums.iter_mut().zip(first.into_iter().zip(second)) {
+                    sum[0] = _mm512_add_ps(first, second);
+                }
             }
-            first
+            sums
         }
     }
 }
 
-/// The sums of eight products without scales.
+/// The sums of eight products without scales, for `HALVES` halves of a block.
 ///
 /// # Safety
 ///
 /// The processor must have the instructions, and there must be 64 bytes of codes and 8 numbers of each token, `apart`
-/// from the next one's.
+/// from the next one's, for each half.
 #[inline(always)]
-unsafe fn eight_products<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [__m512; TOKENS] {
+unsafe fn products<const TOKENS: usize, const HALVES: usize>(
+    codes: *const u8,
+    token: *const f32,
+    apart: usize,
+) -> [[__m512; HALVES]; TOKENS] {
     // SAFETY: the caller promises the instructions and what is read.
     unsafe {
-        let mut lanes = <__m512 as Vector>::codes(codes);
-        let mut sums = [__m512::zero(); TOKENS];
+        let mut lanes = [_mm512_setzero_si512(); HALVES];
+        for (half, lanes) in lanes.iter_mut().enumerate() {
+            *lanes = <__m512 as Vector>::codes(codes.add(half * HALF_BLOCK));
+        }
+        let mut sums = [[__m512::zero(); HALVES]; TOKENS];
         for (position, k) in LANE_ORDER.into_iter().enumerate() {
-            let weights = __m512::values(lanes);
-            lanes = __m512::next(lanes);
-            for (row, sum) in sums.iter_mut().enumerate() {
-                let number = __m512::splat(*token.add(row * apart + k));
-                *sum = match position {
-                    0 => weights.multiply(number),
-                    _ => weights.multiply_add(number, *sum),
-                };
+            for (half, lanes) in lanes.iter_mut().enumerate() {
+                let weights = __m512::values(*lanes);
+                *lanes = __m512::next(*lanes);
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let number = __m512::splat(*token.add(row * apart + 8 * half + k));
+                    sums[half] = match position {
+                        0 => weights.multiply(number),
+                        _ => weights.multiply_add(number, sums[half]),
+                    };
+                }
             }
         }
         sums

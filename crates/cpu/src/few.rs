@@ -225,7 +225,8 @@ impl<L: FewLoops> PanelStream<'_, FewKernel<L>> {
     }
 }
 
-/// Adds the products of one block.
+/// Adds the products of one block. One token has registers for the sums of two vectors side by side: as many additions
+/// again that do not wait for each other, and half of its broadcasts.
 ///
 /// # Safety
 ///
@@ -233,18 +234,43 @@ impl<L: FewLoops> PanelStream<'_, FewKernel<L>> {
 #[inline(always)]
 unsafe fn add_block<V: Vector, const TOKENS: usize>(
     totals: &mut Totals<V, TOKENS>,
-    (scales, codes): (&[u8; COLUMNS], &[u8; CODE_BYTES]),
+    packed: (&[u8; COLUMNS], &[u8; CODE_BYTES]),
     token: *const f32,
     apart: usize,
 ) {
-    for part in 0..COLUMNS / V::LANES {
-        // SAFETY: the processor has the instructions and tokens are what they should be (both promised by the caller).
-        // There are 16 scales, and two times 64 bytes of codes, four per column; a vector's lanes divide 16.
-        unsafe {
-            let scales = V::scales(scales.as_ptr().add(part * V::LANES));
-            let sums: [V; TOKENS] = V::block(codes.as_ptr().add(4 * part * V::LANES), token, apart);
-            for (total, sum) in totals.iter_mut().zip(sums) {
-                total[part] = sum.multiply_add(scales, total[part]);
+    let parts = COLUMNS / V::LANES;
+    // SAFETY: the caller promises the same, and these are all the vectors that a panel has.
+    unsafe {
+        if TOKENS == 1 && parts == 2 {
+            return add_parts::<V, TOKENS, 2>(totals, packed, 0, token, apart);
+        }
+        for part in 0..parts {
+            add_parts::<V, TOKENS, 1>(totals, packed, part, token, apart);
+        }
+    }
+}
+
+/// The same for `PARTS` vectors of the panel from this one on.
+///
+/// # Safety
+///
+/// As [`add_block`]; the panel must have these vectors.
+#[inline(always)]
+unsafe fn add_parts<V: Vector, const TOKENS: usize, const PARTS: usize>(
+    totals: &mut Totals<V, TOKENS>,
+    (scales, codes): (&[u8; COLUMNS], &[u8; CODE_BYTES]),
+    first: usize,
+    token: *const f32,
+    apart: usize,
+) {
+    // SAFETY: the processor has the instructions, the panel these vectors, and tokens are what they should be (all
+    // promised by the caller). There are 16 scales, and two times 64 bytes of codes, four per column.
+    unsafe {
+        let sums: [[V; PARTS]; TOKENS] = V::block(codes.as_ptr().add(4 * first * V::LANES), token, apart);
+        for part in 0..PARTS {
+            let scales = V::scales(scales.as_ptr().add((first + part) * V::LANES));
+            for (total, sums) in totals.iter_mut().zip(&sums) {
+                total[first + part] = sums[part].multiply_add(scales, total[first + part]);
             }
         }
     }

@@ -55,10 +55,14 @@ pub(super) trait Vector: Copy {
     /// The value of each lane's lowest code.
     unsafe fn values(codes: Self::Codes) -> Self;
 
-    /// The sums of a block's products without its scales, in two sums of eight at least that are then added: the codes
-    /// of as many columns as there are lanes, those of the second eight k [`HALF_BLOCK`] bytes on, and 16 numbers of
-    /// each token, `apart` from the next one's.
-    unsafe fn block<const TOKENS: usize>(codes: *const u8, token: *const f32, apart: usize) -> [Self; TOKENS];
+    /// The sums of a block's products without its scales, in two sums of eight at least that are then added, for
+    /// `PARTS` vectors of columns: their codes stand together, those of the second eight k [`HALF_BLOCK`] bytes on, and
+    /// there are 16 numbers of each token, `apart` from the next one's.
+    unsafe fn block<const TOKENS: usize, const PARTS: usize>(
+        codes: *const u8,
+        token: *const f32,
+        apart: usize,
+    ) -> [[Self; PARTS]; TOKENS];
 }
 
 /// The functions of [`Vector`] that are one instruction each, under the same name but for the prefix.
