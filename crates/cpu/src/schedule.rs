@@ -43,6 +43,9 @@ use op::{Config, Epilogue, Gate, Operands, Problem, Result, Schedule, Shape, Str
 /// no longer than to have the team prepare all of them first.
 const FEW_TOKENS: usize = 1 << 17;
 
+/// Pieces of tokens to be prepared, for each thread.
+const PREPARED_PIECES: usize = 4;
+
 /// Bytes of a tile's tokens up to which each thread works on a copy of its own: the size of an L2.
 pub(super) const OWN_TOKENS: usize = 2 << 20;
 
@@ -124,18 +127,16 @@ fn prepare<'a, K: Kernel>(
     let length = |shape: &Shape| (shape.m * kernel.parts()).div_ceil(K::ROWS) * group_len(shape);
     let lengths: Vec<usize> = problem.groups().iter().map(length).collect();
     let mut tokens = Parts::new(arena, lengths)?;
-    let work = tokens.each_mut().zip(problem.groups()).zip(sources).flat_map(|((tokens, shape), &source)| {
+    let groups = tokens.each_mut().zip(problem.groups()).zip(sources).flat_map(|((tokens, shape), &source)| {
         tokens.chunks_mut(group_len(shape)).enumerate().map(move |(group, out)| (source, group, out))
     });
-    let queue = Mutex::new(work);
-    let take_all = || {
-        // A poisoned queue means that another thread panicked, which ends the run anyway.
-        while let Some((source, group, out)) = queue.lock().ok().and_then(|mut queue| queue.next()) {
-            kernel.prepare(source, group, out);
-        }
-    };
-    team.run(|| in_default_mode(take_all));
-    drop(queue);
+    let mut groups: Vec<_> = groups.collect();
+    // A group of rows takes a microsecond or two: threads that asked for each would wait for each other.
+    let piece = groups.len().div_ceil(PREPARED_PIECES * team.count()).max(1);
+    team.for_each(groups.chunks_mut(piece), |piece| {
+        in_default_mode(|| piece.iter_mut().for_each(|(source, group, out)| kernel.prepare(*source, *group, out)));
+    });
+    drop(groups);
     Ok(tokens)
 }
 

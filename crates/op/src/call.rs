@@ -40,7 +40,7 @@ impl<'a, 'i, 'o> Call<'a, 'i, 'o> {
         check_weights(problem, weights)?;
         check_activations(problem, activations)?;
         check_targets(problem, targets)?;
-        let largest = operands::largest_of(activations);
+        let largest = operands::largest_of(activations, team);
         Ok(Self { backend, problem, config, weights, activations, largest, targets, team })
     }
 

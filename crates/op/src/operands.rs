@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use format::{Dense, GlobalScale, Matrix, Values};
 
-use crate::{Activation, Error, Gate, Output, Problem, Result, Shape};
+use crate::{Activation, Error, Gate, Output, Problem, Result, Shape, Team};
 
 /// The token operand A of one group, `[m, k]`.
 #[derive(Clone, Debug)]
@@ -259,30 +261,55 @@ pub fn problem_of(
 }
 
 /// The largest finite magnitude in each group of dense activations; quantised ones are left at 0. A number that is not
-/// finite spoils the sums of its own row only, and must not decide what the others are scaled by.
-pub fn largest_of(activations: &[Activations<'_>]) -> Vec<f32> {
-    let largest = |a: &Activations<'_>| {
-        let Activations::Dense(dense) = a else { return 0.0 };
-        match dense.values() {
-            Values::F16(v) => {
-                let bits = largest_below(half::f16::INFINITY.to_bits(), || v.iter().map(|x| x.to_bits() & 0x7FFF));
-                half::f16::from_bits(bits).to_f32()
-            }
-            Values::BF16(v) => {
-                let bits = largest_below(half::bf16::INFINITY.to_bits(), || v.iter().map(|x| x.to_bits() & 0x7FFF));
-                half::bf16::from_bits(bits).to_f32()
-            }
-            Values::F32(v) => {
-                let bits = largest_below(f32::INFINITY.to_bits(), || v.iter().map(|x| x.to_bits() & 0x7FFF_FFFF));
-                f32::from_bits(bits)
-            }
-        }
+/// finite spoils the sums of its own row only, and must not decide what the others are scaled by. Many numbers are
+/// looked through by the whole team: one thread would take a tenth of the time that sixteen then compute.
+pub fn largest_of(activations: &[Activations<'_>], team: &Team) -> Vec<f32> {
+    /// Numbers that a thread takes at a time, and up to which it goes on alone: waking others would take longer.
+    const PIECE: usize = 1 << 15;
+    const ALONE: usize = 1 << 17;
+    // Magnitudes of floats compare like their bits do.
+    let largest: Vec<AtomicU32> = activations.iter().map(|_| AtomicU32::new(0)).collect();
+    let groups = || {
+        activations.iter().zip(&largest).filter_map(|(activations, largest)| match activations {
+            Activations::Dense(dense) => Some((dense, largest)),
+            Activations::NvFp4(_) => None,
+        })
     };
-    activations.iter().map(largest).collect()
+    let numbers = |dense: &Dense<'_>| dense.rows() * dense.k();
+    let pieces = groups().flat_map(|(dense, largest)| {
+        let all = 0..numbers(dense);
+        all.clone().step_by(PIECE).map(move |start| (dense, start..all.end.min(start + PIECE), largest))
+    });
+    let look = |(dense, range, largest): (&Dense<'_>, Range<usize>, &AtomicU32)| {
+        largest.fetch_max(largest_in(dense.values(), range).to_bits(), Ordering::Relaxed);
+    };
+    match groups().map(|(dense, _)| numbers(dense)).sum::<usize>() {
+        ..=ALONE => pieces.for_each(look),
+        _ => team.for_each(pieces, look),
+    }
+    largest.into_iter().map(|bits| f32::from_bits(bits.into_inner())).collect()
 }
 
-/// The largest of some magnitudes that is less than infinity. Magnitudes of floats compare like their bits do, and the
-/// loop is vector code; the second one is needed only where a number is not finite.
+/// The largest finite magnitude of some values.
+fn largest_in(values: &Values<'_>, range: Range<usize>) -> f32 {
+    match values {
+        Values::F16(v) => {
+            let bits = || v[range.clone()].iter().map(|x| x.to_bits() & 0x7FFF);
+            half::f16::from_bits(largest_below(half::f16::INFINITY.to_bits(), bits)).to_f32()
+        }
+        Values::BF16(v) => {
+            let bits = || v[range.clone()].iter().map(|x| x.to_bits() & 0x7FFF);
+            half::bf16::from_bits(largest_below(half::bf16::INFINITY.to_bits(), bits)).to_f32()
+        }
+        Values::F32(v) => {
+            let bits = || v[range.clone()].iter().map(|x| x.to_bits() & 0x7FFF_FFFF);
+            f32::from_bits(largest_below(f32::INFINITY.to_bits(), bits))
+        }
+    }
+}
+
+/// The largest of some magnitudes that is less than infinity. The loop is vector code; the second one is needed only
+/// where a number is not finite.
 fn largest_below<B: Copy + Default + Ord, I: Iterator<Item = B>>(infinity: B, bits: impl Fn() -> I) -> B {
     let largest = bits().max().unwrap_or_default();
     if largest < infinity { largest } else { bits().filter(|&bits| bits < infinity).max().unwrap_or_default() }
@@ -307,6 +334,7 @@ pub fn expect_finite(activations: &[Activations<'_>]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Alone;
 
     #[test]
     fn what_is_not_finite_does_not_count_as_the_largest_and_is_found_by_who_asks() {
@@ -315,13 +343,29 @@ mod tests {
         assert!(expect_finite(&[dense(spoiled.clone())]).is_ok());
         (spoiled[4], spoiled[21]) = (f32::NEG_INFINITY, f32::NAN);
         let none = vec![f32::NAN; 32];
-        assert_eq!(largest_of(&[dense(spoiled.clone()), dense(none)]), [3.0, 0.0]);
+        let team = Team::new(Alone);
+        assert_eq!(largest_of(&[dense(spoiled.clone()), dense(none)], &team), [3.0, 0.0]);
         let halves = spoiled.iter().map(|&x| half::f16::from_f32(x)).collect::<Vec<_>>();
         let brains = spoiled.iter().map(|&x| half::bf16::from_f32(x)).collect::<Vec<_>>();
         let narrow = [Dense::new(2, 16, halves, 1.0).unwrap().into(), Dense::new(2, 16, brains, 1.0).unwrap().into()];
-        assert_eq!(largest_of(&narrow), [3.0, 3.0]);
+        assert_eq!(largest_of(&narrow, &team), [3.0, 3.0]);
         let found = expect_finite(&[dense(vec![0.0; 32]), dense(spoiled)]).unwrap_err();
         assert!(matches!(found, Error::NotFinite { group: 1, row: 0, column: 4, .. }), "{found}");
+    }
+
+    #[test]
+    fn the_largest_of_many_numbers_is_found_wherever_it_is() {
+        const ROWS: usize = 40;
+        const K: usize = 8192;
+        for place in [0, 1 << 15, (1 << 17) + 5, ROWS * K - 1] {
+            let mut values = vec![half::bf16::from_f32(0.25); ROWS * K];
+            values[place] = half::bf16::from_f32(-7.0);
+            values[(place + 1) % (ROWS * K)] = half::bf16::INFINITY;
+            let many = Activations::from(Dense::new(ROWS, K, values, 1.0).unwrap());
+            let few = Activations::from(Dense::new(1, 16, vec![2f32; 16], 1.0).unwrap());
+            let codes = Matrix::new(1, 16, vec![0x77; 8], vec![0x38; 1], 1.0).unwrap().into();
+            assert_eq!(largest_of(&[few, codes, many], &Team::new(Alone)), [2.0, 0.0, 7.0], "at {place}");
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub fn counters(backend: &Simulated, problem: &Problem, config: &Config) -> Resu
     backend.check(&instance.problem, config, 1)?;
     let team = hammerhead::cpu::team(Some(1))?;
     let weights = backend.prepack(&instance.weights, &team)?;
-    let largest = largest_of(&instance.activations);
+    let largest = largest_of(&instance.activations, &team);
     let mut results = poisoned(&instance);
     let targets = &mut Target::all(&mut results);
     let (weights, activations) = (weights.as_ref(), &instance.activations[..]);

@@ -76,7 +76,7 @@ impl Attempts {
 
         let packed = PackedGroups::new(family.layout(), (family, &team), &weights, |bytes| machine.upload(&bytes))?;
         let mut places = Vec::new();
-        for (tokens, largest) in tokens.iter().zip(largest_of(&tokens)) {
+        for (tokens, largest) in tokens.iter().zip(largest_of(&tokens, &team)) {
             let [values, scales] = bytes_of(tokens);
             places.push(TokenPlace::of(tokens, largest, machine.upload(values)?, machine.upload(scales)?));
         }
