@@ -20,8 +20,8 @@ const SUM_BANDWIDTH: f64 = 30e9;
 const FAR_SUM_BANDWIDTH: f64 = 15e9;
 const PLANE_BANDWIDTH: f64 = 10e9;
 const NEAR: usize = 1 << 20;
-/// Bytes per second of tokens that come from farther away again and again; most of it hides behind products.
-const FAR_TOKEN_BANDWIDTH: f64 = 150e9;
+/// Bytes per second of tokens that are read again for every tile of columns; most of it hides behind products.
+const TOKEN_BANDWIDTH: f64 = 150e9;
 /// How often a matrix may be read, on average, for its tiles of tokens to be streamed. A stream reads packed words once
 /// per tile and expands them each time: that is the best way as long as a cache has them, and up to 1.5 times slower
 /// than one expansion for all tokens where they come from memory, which no speed that is measured in a cache tells.
@@ -36,8 +36,9 @@ const RUN_OVERHEAD: f64 = 10e-6;
 /// round: where they are expanded slab by slab, and where they are streamed.
 const UNHIDDEN_WALK: f64 = 0.9;
 const UNHIDDEN_STREAM: f64 = 0.5;
-/// The part of a tile by which the slowest thread is behind the others in the end.
-const UNEVEN: f64 = 0.3;
+/// The part of a tile by which the slowest thread is behind the others in the end. Were all equally fast, the last of
+/// sixteen would be nearly half a tile behind their mean; processors that others use differ by up to twice.
+const UNEVEN: f64 = 0.7;
 /// The most memory that one thread may work in.
 const SCRATCH_LIMIT: usize = 64 << 20;
 const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
@@ -208,18 +209,13 @@ impl Rates {
         (config.depth == CHUNK && (streamed || self.together.is_some())).then_some(speed)
     }
 
-    /// Whether a tile's sums, with the tokens of a stretch of K, stay near from one stretch to the next; and whether
-    /// its tokens do from one tile of columns to the next, or at least from slab to slab in a stretch.
-    fn near(&self, shape: &Shape, problem: &Problem, config: &Config) -> [bool; 2] {
+    /// Whether a tile's sums, with the tokens of a stretch of K, stay near from one stretch to the next.
+    fn sums_stay_near(&self, shape: &Shape, problem: &Problem, config: &Config) -> bool {
         let groups = self.row_groups(shape.m.min(config.tile.tokens));
         let panels = shape.n.min(config.tile.columns).div_ceil(COLUMNS);
         let sums = problem.matrices() * panels * groups * self.sizes.rows * size_of::<Lanes>();
-        let tokens = |k: usize| groups.saturating_mul((self.sizes.group_bytes)(k / BLOCK));
-        let slab = self.panels / problem.matrices();
-        [
-            sums.saturating_add(tokens(shape.k.min(config.depth))) <= NEAR,
-            tokens(shape.k) <= NEAR || (panels > slab && tokens(config.depth) <= NEAR),
-        ]
+        let tokens = groups.saturating_mul((self.sizes.group_bytes)(shape.k.min(config.depth) / BLOCK));
+        sums.saturating_add(tokens) <= NEAR
     }
 
     /// Tiles worth streaming where the largest group has so many tokens. Those of any shape have all of its tokens, or
@@ -527,15 +523,15 @@ fn group_work(shape: &Shape, problem: &Problem, config: &Config, rates: &Rates) 
         let parts = |tokens: usize| rates.row_groups(tokens).div_ceil(resident.groups);
         shape.m / config.tile.tokens * parts(config.tile.tokens) + parts(shape.m % config.tile.tokens)
     });
-    let [near_sums, near_tokens] = rates.near(shape, problem, config);
-    let sum_bandwidth = if near_sums { SUM_BANDWIDTH } else { FAR_SUM_BANDWIDTH };
+    let near = rates.sums_stay_near(shape, problem, config);
+    let sum_bandwidth = if near { SUM_BANDWIDTH } else { FAR_SUM_BANDWIDTH };
     let sums = 2.0 * stretches * panels * row_groups * (rates.sizes.rows * size_of::<Lanes>()) as f64 / sum_bandwidth;
     let planes = if config.strategy == Strategy::TwoPass { 16 * shape.m * shape.n } else { 0 };
     // Tokens are walked once for every slab, and for both matrices again where those are apart.
     let apart = matches!(config.strategy, Strategy::TwoPass | Strategy::Sequential);
     let repeated = if apart { problem.matrices() as f64 } else { 1.0 };
     let tokens = repeated * row_groups * (rates.sizes.group_bytes)(shape.k / BLOCK) as f64;
-    let again = if counted || near_tokens { 0.0 } else { column_tiles as f64 * tokens / FAR_TOKEN_BANDWIDTH };
+    let again = if counted { 0.0 } else { column_tiles as f64 * tokens / TOKEN_BANDWIDTH };
     Work {
         tiles: (token_tiles * column_tiles) as f64 * passes(problem, config),
         expansion: expanded as f64 * panels * blocks * speed.expand,
