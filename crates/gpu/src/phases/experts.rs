@@ -206,6 +206,11 @@ impl ExpertWork {
         k.shr(depth, CHUNK_DEPTH.trailing_zeros())
     }
 
+    /// The expert of this number.
+    pub fn expert(&self, index: Reg<U32>) -> Expert {
+        Expert { index, places: self.places, out: self.places.out }
+    }
+
     /// The expert of a tile: the last whose first tile is not behind it.
     pub fn locate(&self, k: &mut Builder, number: Reg<U32>) -> Found {
         let columns = self.column_tiles(k);
@@ -223,13 +228,7 @@ impl ExpertWork {
         let [first_row, next_row] = [0, 1].map(|further| self.first_row(k, index, further));
         let before = k.mul(first_tile, columns);
         let (token_tiles, m) = (k.sub(next_tile, first_tile), k.sub(next_row, first_row));
-        Found {
-            expert: Expert { index, places: self.places, out: self.places.out },
-            inside: k.sub(number, before),
-            token_tiles,
-            m,
-            first_row,
-        }
+        Found { expert: self.expert(index), inside: k.sub(number, before), token_tiles, m, first_row }
     }
 }
 

@@ -64,7 +64,17 @@ impl GroupTable {
     /// The group of a tile, its record, and as the tile's owner.
     pub fn locate(&self, k: &mut Builder, number: Reg<U32>) -> (Reg<U32>, ParamTable, Owner) {
         let (group, record) = locate(k, self.records, self.capacity, number);
+        (group, record, self.owner(k, group, record))
+    }
+
+    /// The record of a group, and the group as a tile's owner.
+    pub fn group(&self, k: &mut Builder, group: Reg<U32>) -> (ParamTable, Owner) {
+        let record = if self.capacity == 1 { self.records } else { k.table_row(self.records, group, RECORD_BYTES) };
+        (record, self.owner(k, group, record))
+    }
+
+    fn owner(&self, k: &mut Builder, group: Reg<U32>, record: ParamTable) -> Owner {
         let biases = self.biases.map(|all| if self.capacity == 1 { all } else { k.table_row(all, group, BIAS_BYTES) });
-        (group, record, Owner::Group { record, biases })
+        Owner::Group { record, biases }
     }
 }

@@ -160,7 +160,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
     Equivalent {
         reason: "dividing by one tile of tokens changes nothing",
         mistakes: &["condition dropped"],
-        phases: &["produce", "consume"],
+        phases: &["produce", "consume", "search"],
         is: |site| {
             let first = site.skipped().first().map(|instr| &instr.op);
             matches!(first, Some(Op::Arith(Arith::Binary { op: BinaryOp::Div, .. })))
@@ -254,7 +254,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
         mistakes: &["guard inverted"],
         phases: &["prepare"],
         is: |site| site.barrier_region().is_some() && site.config().is_some_and(|config| config.stages == 2),
-        counts: &[("sm_90a", &[0, 2, 0, 0, 2])],
+        counts: &[("sm_90a", &[0, 2, 0, 0, 6])],
     },
     Equivalent {
         reason: "taking turns at the tensor cores publishes nothing: it only orders their use",

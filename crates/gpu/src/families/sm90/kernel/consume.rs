@@ -81,7 +81,7 @@ enum Ahead {
 pub(super) fn consume(k: &mut Builder, parts: &Parts, thread: Reg<U32>, warp: Reg<U32>) {
     let consumer = Consumer::new(k, parts, thread, warp);
     let turn = parts.pipe.start(k);
-    parts.work.each_tile(k, |k, tile, round| {
+    parts.work.each_consumed(k, parts.tiles.as_ref(), |k, tile, round| {
         let stages = k.mul(tile.share.stages, parts.config.passes());
         if parts.config.ping_pong {
             let whose = k.and(round, 1);

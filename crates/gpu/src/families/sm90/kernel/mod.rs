@@ -9,6 +9,7 @@
 //! happens:
 //!
 //! - `work`: the groups, and which tile of which group a block computes next, also where only the device knows them;
+//!   blocks with several tiles have one lane that finds them for the consumers;
 //! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
 //! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by
 //!   bulk copy;
@@ -50,7 +51,7 @@ use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
-use work::Work;
+use work::{TileRing, Work};
 
 /// Columns of k that one chunk of weights, and one row of tokens in shared memory, holds.
 pub const UNIT: u32 = 64;
@@ -257,6 +258,8 @@ impl MultiplySpec {
         let end = combine::Combine::received_bytes(self)
             .map_or(end, |bytes| end.next_multiple_of(16) + bytes + self.division().along_n * Barriers::STRIDE);
         let end = epilogue::Finish::scratch_bytes(self).map_or(end, |bytes| apart(end, bytes));
+        let ring = work::TileRing::bytes(self);
+        let end = if ring > 0 { end.next_multiple_of(16) + ring } else { end };
         self.experts.map_or(end, |experts| end.next_multiple_of(16) + experts.layout_bytes())
     }
 
@@ -381,6 +384,8 @@ struct Parts {
     pipe: Pipeline,
     combine: combine::Combine,
     epilogue: epilogue::Finish,
+    /// The tiles of blocks that have several.
+    tiles: Option<TileRing>,
 }
 
 impl Parts {
@@ -389,8 +394,9 @@ impl Parts {
         let pipe = Pipeline::declare(k, config);
         let combine = combine::Combine::declare(k, config, &pipe);
         let epilogue = epilogue::Finish::declare(k, config, &pipe);
+        let tiles = TileRing::declare(k, config);
         work.groups.declare_layout(k);
-        Parts { config, work, pipe, combine, epilogue }
+        Parts { config, work, pipe, combine, epilogue, tiles }
     }
 }
 
@@ -406,8 +412,9 @@ impl Spec for MultiplySpec {
 /// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; C;
 /// its columns, the summed dimension, and the gate's limit.
 ///
-/// One warpgroup has two threads that produce, the others consume. Who waits for whom is in `pipeline`, in `combine`
-/// and in the barriers of `epilogue`, and nowhere else.
+/// One warpgroup has two threads that produce and, where a block has several tiles, one that finds them; the others
+/// consume. Who waits for whom is in `pipeline`, in the ring of `work`, in `combine` and in the barriers of `epilogue`,
+/// and nowhere else.
 pub fn kernel(config: MultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let mut k = config.builder();
@@ -420,6 +427,7 @@ pub fn kernel(config: MultiplySpec) -> Result<Kernel, Error> {
         k.if_(makes, |k| {
             parts.pipe.prepare(k, thread);
             parts.combine.prepare(k, thread);
+            parts.tiles.iter().for_each(|tiles| tiles.prepare(k, thread));
             k.fence_barrier_init();
         });
         parts.work.groups.fetch_layout(k, thread);
@@ -438,6 +446,10 @@ pub fn kernel(config: MultiplySpec) -> Result<Kernel, Error> {
             let (first, second) = (k.eq(warp, config.warpgroups() * 4), k.eq(warp, config.warpgroups() * 4 + 1));
             k.if_(first, |k| k.phase("produce", |k| produce::weights(k, &parts)));
             k.if_(second, |k| k.phase("produce", |k| produce::tokens(k, &parts)));
+            if let Some(tiles) = &parts.tiles {
+                let third = k.eq(warp, config.warpgroups() * 4 + 2);
+                k.if_(third, |k| k.phase("search", |k| tiles.fill(k, &parts.work)));
+            }
         },
         |k| {
             k.set_max_registers(RegisterChange::Increase, consumer_registers);

@@ -7,18 +7,18 @@
 use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U64, Value};
 
 use super::pipeline::Turn;
-use super::work::Tile;
+use super::work::{Found, Tile};
 use super::{LEAST_WIDTH, Parts, Products, TOKEN_BYTES, UNIT};
 use crate::pack::{CHUNK_BYTES, CHUNK_ROWS};
 
 /// One warp fills the stages with weights.
 pub(super) fn weights(k: &mut Builder, parts: &Parts) {
-    fill(k, parts, |k, tile, pass, _| Weights::new(k, parts, tile, pass));
+    fill(k, parts, |k, found, pass, _| Weights::new(k, parts, &found.tile, pass));
 }
 
 /// One warp fills the stages with tokens.
 pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
-    fill(k, parts, |k, tile, _, round| Tokens::new(k, parts, tile, round));
+    fill(k, parts, |k, found, _, round| Tokens::new(k, parts, found, round));
     if parts.config.experts.is_some_and(|experts| experts.follows) {
         // A block without tiles, too, ends behind the kernel before this one, so that who waits for this one has waited
         // for both.
@@ -33,15 +33,15 @@ trait Feed {
 }
 
 /// One lane fills every stage of every pass of every tile, as soon as it is empty.
-fn fill<S: Feed>(k: &mut Builder, parts: &Parts, source: impl Fn(&mut Builder, &Tile, u32, Reg<U32>) -> S) {
+fn fill<S: Feed>(k: &mut Builder, parts: &Parts, source: impl Fn(&mut Builder, &Found, u32, Reg<U32>) -> S) {
     let elected = k.elect();
     k.if_(elected, |k| {
         let turn = parts.pipe.start(k);
-        parts.work.each_tile(k, |k, tile, round| {
+        parts.work.each_tile(k, |k, found, round| {
             for pass in 0..parts.config.passes() {
-                let source = source(k, &tile, pass, round);
-                let place = Place::first(k, parts, &tile);
-                k.repeat(tile.share.stages, |k, _| {
+                let source = source(k, &found, pass, round);
+                let place = Place::first(k, parts, &found.tile);
+                k.repeat(found.tile.share.stages, |k, _| {
                     parts.pipe.wait_empty(k, &turn);
                     source.load(k, parts, &turn, &place);
                     place.advance(k, parts);
@@ -145,8 +145,8 @@ struct Tokens {
 
 impl Tokens {
     /// The first time, waits for the kernel before this one, unless everybody has.
-    fn new(k: &mut Builder, parts: &Parts, tile: &Tile, round: Reg<U32>) -> Self {
-        let map = parts.work.map(k, tile);
+    fn new(k: &mut Builder, parts: &Parts, found: &Found, round: Reg<U32>) -> Self {
+        let map = parts.work.map(k, found);
         k.prefetch_map(map);
         if parts.config.experts.is_none_or(|experts| experts.follows) {
             let first = k.eq(round, 0);
@@ -154,10 +154,10 @@ impl Tokens {
         }
         let width = match parts.config.widths()[..] {
             [only] => k.variable(only),
-            _ => k.max(tile.most_tokens, LEAST_WIDTH),
+            _ => k.max(found.most_tokens, LEAST_WIDTH),
         };
         let bytes = k.mul(width, TOKEN_BYTES * parts.config.element.parts());
-        Tokens { map, first: tile.first_token, bytes }
+        Tokens { map, first: found.tile.first_token, bytes }
     }
 }
 

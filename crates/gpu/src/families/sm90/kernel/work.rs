@@ -5,8 +5,16 @@
 //! launch's table (`crate::table`). The experts of a layer, whose numbers of tokens only the device knows, have one
 //! shape and stand in a layout in the device's memory (`sort` of the layer leaves it), which a block copies to shared
 //! memory when it begins.
+//!
+//! To find a tile takes a bisection and three divisions: 1 to 4 % of a tile's time on an H200, in which consumers
+//! multiply nothing. So where a block has several tiles, its consumers do not search: one lane of a warp that has
+//! nothing else to do finds their tiles ahead and leaves them in a ring in shared memory, [`TileRing`]. The producers
+//! search for themselves, since they are ahead of the tile that is multiplied anyway.
 
-use ptx::{Builder, F32, Reg, SpecialRegister, TensorMapAddress, TensorMapParam, U32};
+use ptx::{
+    Addr, Barriers, Builder, F32, ParamTable, Reg, Shared, SharedRegion, SpecialRegister, TensorMapAddress,
+    TensorMapParam, U32,
+};
 
 use super::{LEAST_WIDTH, MultiplySpec, Products, UNIT};
 use crate::phases::experts::{ExpertTiles, ExpertWork};
@@ -24,17 +32,23 @@ pub(super) struct Work {
     pub clamp: Reg<F32>,
 }
 
+/// A tile that was searched for.
+pub(super) struct Found {
+    pub tile: Tile,
+    place: Placed,
+    /// The number of its tensor map.
+    map: Reg<U32>,
+    /// Tokens of the group's largest tile.
+    pub most_tokens: Reg<U32>,
+}
+
 /// A tile, as far as all who work on it need to know.
 pub(super) struct Tile {
     pub owner: Owner,
-    /// The number of its tensor map.
-    map: Reg<U32>,
     /// First token of the tile, from where the tensor map and C begin.
     pub first_token: Reg<U32>,
     /// Tokens of the tile.
     pub tokens: Reg<U32>,
-    /// Tokens of the group's largest tile.
-    pub most_tokens: Reg<U32>,
     /// First column of the tile.
     pub column: Reg<U32>,
     /// Columns of the group.
@@ -43,6 +57,16 @@ pub(super) struct Tile {
     pub depth: Reg<U32>,
     /// The part of k that this block sums.
     pub share: Share,
+}
+
+/// What cannot be told of a tile without a search: whose it is, and where.
+#[derive(Clone, Copy)]
+struct Placed {
+    /// The number of its group or expert.
+    owner: Reg<U32>,
+    first_token: Reg<U32>,
+    tokens: Reg<U32>,
+    column: Reg<U32>,
 }
 
 /// A part of k: some stages, and the units in them. Only the last stage of all may hold fewer units than the others.
@@ -66,16 +90,46 @@ impl Work {
         Work { config, maps, groups, clamp: k.param("clamp") }
     }
 
-    /// `body` for each tile of this block, with the tile's number among the block's own: blocks take every so-many-th
-    /// tile.
-    pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile, Reg<U32>)) {
+    /// `body` for each tile of this block, which is searched for, with the tile's number among the block's own.
+    pub fn each_tile(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Found, Reg<U32>)) {
+        let find = |k: &mut Builder, number| match &self.groups {
+            Groups::Table(table) => self.find(k, *table, number),
+            Groups::Experts(work) => self.find_expert(k, work, number),
+        };
+        self.each(k, find, body);
+    }
+
+    /// The same for consumers, who take their tiles from the ring, if there is one.
+    pub fn each_consumed(
+        &self,
+        k: &mut Builder,
+        ring: Option<&TileRing>,
+        body: impl FnOnce(&mut Builder, Tile, Reg<U32>),
+    ) {
+        match ring {
+            None => self.each_tile(k, |k, found, round| body(k, found.tile, round)),
+            Some(ring) => {
+                let next = k.variable(0);
+                self.each(k, |k, _| k.phase("search", |k| ring.take(k, self, next)), body);
+            }
+        }
+    }
+
+    /// `body` for what is found of the number of each tile of this block, with the tile's number among the block's own:
+    /// tiles are dealt to blocks strided.
+    fn each<T>(
+        &self,
+        k: &mut Builder,
+        find: impl FnOnce(&mut Builder, Reg<U32>) -> T,
+        body: impl FnOnce(&mut Builder, T, Reg<U32>),
+    ) {
         let table = match &self.groups {
             Groups::Table(table) => *table,
             Groups::Experts(work) => {
                 let round = k.variable(0);
                 return work.each_tile(k, |k, number| {
-                    let tile = self.find_expert(k, work, number);
-                    body(k, tile, round);
+                    let found = find(k, number);
+                    body(k, found, round);
                     let following = k.add(round, 1);
                     k.set(round, following);
                 });
@@ -84,22 +138,22 @@ impl Work {
         let block = k.special(SpecialRegister::CtaidX);
         match self.config.schedule {
             Schedule::PerTile => {
-                let tile = self.find(k, table, block);
+                let found = find(k, block);
                 let round = k.variable(0);
-                body(k, tile, round);
+                body(k, found, round);
             }
             Schedule::SplitK => {
                 let number = k.shr(block, 1);
-                let tile = self.find(k, table, number);
+                let found = find(k, number);
                 let round = k.variable(0);
-                body(k, tile, round);
+                body(k, found, round);
             }
             Schedule::Persistent => {
                 let blocks = k.special(SpecialRegister::NctaidX);
                 let (number, round) = (k.variable(block), k.variable(0));
                 k.repeat_while(|k| {
-                    let tile = self.find(k, table, number);
-                    body(k, tile, round);
+                    let found = find(k, number);
+                    body(k, found, round);
                     let (next, following) = (k.add(number, blocks), k.add(round, 1));
                     k.set(number, next);
                     k.set(round, following);
@@ -112,24 +166,27 @@ impl Work {
     /// Finds a tile of an expert's. All rows are one tensor, so there is one tensor map, or one for each width that
     /// tiles can have. A tile that reaches beyond its expert's rows reads the next one's and does not store what
     /// becomes of them.
-    fn find_expert(&self, k: &mut Builder, work: &ExpertWork, number: Reg<U32>) -> Tile {
+    fn find_expert(&self, k: &mut Builder, work: &ExpertWork, number: Reg<U32>) -> Found {
         let found = work.locate(k, number);
         let (tile_tokens, map) = self.cut(k, found.m, found.token_tiles);
         let [column_tile, token_tile] = self.split(k, found.inside, found.token_tiles);
         let before = k.mul(token_tile, tile_tokens);
         let left = k.sub(found.m, before);
         let depth = work.depth(k);
-        Tile {
-            owner: Owner::Expert(found.expert),
-            map,
+        let place = Placed {
+            owner: found.expert.index,
             first_token: k.add(found.first_row, before),
             tokens: k.min(left, tile_tokens),
-            most_tokens: tile_tokens,
             column: k.mul(column_tile, self.config.columns),
-            n: work.n,
-            depth,
-            share: self.share(k, depth),
-        }
+        };
+        let tile = self.tile(k, Owner::Expert(found.expert), place, [work.n, depth]);
+        Found { tile, place, map, most_tokens: tile_tokens }
+    }
+
+    /// The tile at a place, with the columns and the depth of its group.
+    fn tile(&self, k: &mut Builder, owner: Owner, place: Placed, [n, depth]: [Reg<U32>; 2]) -> Tile {
+        let Placed { first_token, tokens, column, .. } = place;
+        Tile { owner, first_token, tokens, column, n, depth, share: self.share(k, depth) }
     }
 
     /// Rows of an expert's tiles, as [`MultiplySpec::cut`] has it, and the number of the map that brings as many.
@@ -154,7 +211,7 @@ impl Work {
 
     /// Finds a tile in its group. A block beyond the last tile does the work of one of the first over again, and has no
     /// tokens to store.
-    fn find(&self, k: &mut Builder, table: GroupTable, number: Reg<U32>) -> Tile {
+    fn find(&self, k: &mut Builder, table: GroupTable, number: Reg<U32>) -> Found {
         let beyond = (self.config.resident() > 1).then(|| k.ge(number, table.tiles));
         let number = match beyond {
             Some(beyond) => {
@@ -174,20 +231,18 @@ impl Work {
         let left = k.sub(m, first_token);
         let tokens = k.min(left, tile_tokens);
         let tokens = beyond.map_or(tokens, |beyond| k.select(beyond, 0, tokens));
-        let depth = word(k, at::K);
+        let depth = self.depth(k, record);
+        let column = k.mul(column_tile, self.config.columns);
+        let place = Placed { owner: group, first_token, tokens, column };
+        let n = word(k, at::N);
+        Found { tile: self.tile(k, owner, place, [n, depth]), place, map: group, most_tokens: tile_tokens }
+    }
+
+    /// Units along k of a group.
+    fn depth(&self, k: &mut Builder, record: ParamTable) -> Reg<U32> {
+        let depth: Reg<U32> = k.table_word(record, at::K);
         let depth = k.add(depth, UNIT - 1);
-        let depth = k.shr(depth, UNIT.trailing_zeros());
-        Tile {
-            owner,
-            map: group,
-            first_token,
-            tokens,
-            most_tokens: tile_tokens,
-            column: k.mul(column_tile, self.config.columns),
-            n: word(k, at::N),
-            depth,
-            share: self.share(k, depth),
-        }
+        k.shr(depth, UNIT.trailing_zeros())
     }
 
     /// A tile's place along the columns and along the tokens. Few tokens make one tile, and a division takes long.
@@ -225,11 +280,111 @@ impl Work {
     }
 
     /// The tensor map of a tile's tokens.
-    pub fn map(&self, k: &mut Builder, tile: &Tile) -> Reg<TensorMapAddress> {
+    pub fn map(&self, k: &mut Builder, found: &Found) -> Reg<TensorMapAddress> {
         let one = match self.config.experts {
             None => self.config.groups == 1,
             Some(_) => self.config.widths().len() == 1,
         };
-        if one { k.tensor_map_address(self.maps) } else { k.tensor_map_at(self.maps, tile.map) }
+        if one { k.tensor_map_address(self.maps) } else { k.tensor_map_at(self.maps, found.map) }
+    }
+}
+
+/// The block's next tiles, found by one lane for all consumers.
+///
+/// - *found*: one arrival by that lane, when a tile stands in its place. Consumers wait.
+/// - *taken*: one arrival per consumer thread, when it has read the tile. The lane waits before it overwrites it.
+///
+/// A consumer reads every tile, so that it cannot miss a round of either barrier.
+pub(super) struct TileRing {
+    config: MultiplySpec,
+    places: SharedRegion,
+    found: Barriers,
+    taken: Barriers,
+}
+
+/// Tiles that the ring holds: the one that consumers begin with, and the next.
+const RING: u32 = 2;
+/// Bytes of a tile there: its [`Placed`].
+const PLACE_BYTES: u32 = 16;
+
+impl TileRing {
+    /// Bytes of shared memory, beginning at a multiple of 16; nothing where a block has but one tile. Nor where
+    /// warpgroups share k: that is for so few tokens that blocks hardly have a second tile, and all wait for the first.
+    pub fn bytes(config: &MultiplySpec) -> u32 {
+        let several = config.schedule == Schedule::Persistent && !config.shares_k();
+        if several { RING * (PLACE_BYTES + 2 * Barriers::STRIDE) } else { 0 }
+    }
+
+    pub fn declare(k: &mut Builder, config: MultiplySpec) -> Option<Self> {
+        (Self::bytes(&config) > 0).then(|| TileRing {
+            config,
+            places: k.shared("tiles", RING * PLACE_BYTES, 16),
+            found: k.barriers("found", RING),
+            taken: k.barriers("taken", RING),
+        })
+    }
+
+    /// The first thread makes the barriers.
+    pub fn prepare(&self, k: &mut Builder, thread: Reg<U32>) {
+        let first = k.eq(thread, 0);
+        for (barriers, arrivals) in [(self.found, 1), (self.taken, 128 * self.config.warpgroups())] {
+            (0..RING).for_each(|place| k.when(first, |k| k.barrier_init(barriers.at(place), arrivals)));
+        }
+    }
+
+    /// One lane finds all of the block's tiles.
+    pub fn fill(&self, k: &mut Builder, work: &Work) {
+        let elected = k.elect();
+        k.if_(elected, |k| {
+            work.each_tile(k, |k, found, round| {
+                let (place, parity) = self.turn(k, round);
+                let before = k.xor(parity, 1);
+                let taken = self.barrier(k, self.taken, place);
+                k.wait(taken, before);
+                let Placed { owner, first_token, tokens, column } = found.place;
+                let at = self.place(k, place);
+                k.store_vector(at, [owner, first_token, tokens, column]);
+                let found = self.barrier(k, self.found, place);
+                k.arrive(found);
+            });
+        });
+    }
+
+    /// A consumer's next tile, whose number among the block's own is counted in `next`.
+    fn take(&self, k: &mut Builder, work: &Work, next: Reg<U32>) -> Tile {
+        let (place, parity) = self.turn(k, next);
+        let following = k.add(next, 1);
+        k.set(next, following);
+        let found = self.barrier(k, self.found, place);
+        k.wait(found, parity);
+        let at_place = self.place(k, place);
+        let [owner, first_token, tokens, column] = k.load_vector(at_place);
+        let taken = self.barrier(k, self.taken, place);
+        k.arrive(taken);
+        let place = Placed { owner, first_token, tokens, column };
+        let (owner, n, depth) = match &work.groups {
+            Groups::Table(table) => {
+                let (record, owner) = table.group(k, owner);
+                (owner, k.table_word(record, at::N), work.depth(k, record))
+            }
+            Groups::Experts(experts) => (Owner::Expert(experts.expert(owner)), experts.n, experts.depth(k)),
+        };
+        work.tile(k, owner, place, [n, depth])
+    }
+
+    /// Where a block's tile of this number stands, and the parity of its round.
+    fn turn(&self, k: &mut Builder, round: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let rounds = k.shr(round, RING.trailing_zeros());
+        (k.and(round, RING - 1), k.and(rounds, 1))
+    }
+
+    fn place(&self, k: &mut Builder, place: Reg<U32>) -> Addr<Shared> {
+        let base = k.shared_address(self.places);
+        Addr::of(k.mul_add(place, PLACE_BYTES, base))
+    }
+
+    fn barrier(&self, k: &mut Builder, which: Barriers, place: Reg<U32>) -> Addr<Shared> {
+        let base = k.shared_address(which.region());
+        Addr::of(k.mul_add(place, Barriers::STRIDE, base))
     }
 }
