@@ -20,6 +20,7 @@ use crate::program::{Program, Stops};
 use crate::race::Log;
 use crate::schedule::{Chooser, Schedule};
 use crate::tensor_memory::TensorMemory;
+use crate::timeline::Recorder;
 use crate::warp::{Rest, Warp};
 
 /// A kernel and its launch, ready to run.
@@ -103,6 +104,8 @@ pub(crate) struct Core<'k> {
     pub(crate) looked_ahead: bool,
     /// What broke a rule so far, where a run goes on after that.
     pub(crate) findings: Option<Findings>,
+    /// What happens, where somebody wants a picture of it.
+    pub(crate) recorder: Option<Box<Recorder>>,
 }
 
 /// What broke a rule, once per rule and pair of instructions.

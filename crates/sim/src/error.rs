@@ -72,10 +72,17 @@ pub struct Site {
     pub phase: String,
 }
 
+impl Site {
+    /// Block, warp and lanes in words.
+    pub fn who(&self) -> String {
+        let [x, y, z] = self.block;
+        format!("block ({x}, {y}, {z}) warp {}, {}", self.warp, Lanes(self.lanes))
+    }
+}
+
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [x, y, z] = self.block;
-        write!(f, "block ({x}, {y}, {z}) warp {}, {}, ", self.warp, Lanes(self.lanes))?;
+        write!(f, "{}, ", self.who())?;
         match self.line {
             Some(line) => write!(f, "{}, line {line}: {}", self.phase, self.instruction),
             None => write!(f, "phase {}, [{}] {}", self.phase, self.position, self.instruction),
@@ -134,15 +141,22 @@ pub struct Access {
     pub site: Site,
 }
 
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Access {
+    /// Whether it reads or writes, and by whom, in words.
+    pub fn how(&self) -> String {
         let kind = if self.write { "write" } else { "read" };
         let how = match (self.asynchronous, self.in_flight) {
             (true, true) => "asynchronous, still in flight",
             (true, false) => "asynchronous",
             _ => "by threads",
         };
-        write!(f, "{kind} ({how}) by {}", self.site)
+        format!("{kind} ({how})")
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} by {}", self.how(), self.site)
     }
 }
 
@@ -505,7 +519,32 @@ pub enum FaultKind {
 /// The report of a copy that overwrote shared memory while threads still read it, though a barrier lay between.
 const READ_THEN_COPIED: &str = "DeepEP 621, on GB200";
 
+/// A race, taken apart: what [`FaultKind::Race`] holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Race<'f> {
+    /// The bytes.
+    pub place: &'f Place,
+    /// The access that ran first this time.
+    pub first: &'f Access,
+    /// The one that ran second.
+    pub second: &'f Access,
+    /// What is missing between them.
+    pub edge: Edge,
+    /// What usually orders such a pair.
+    pub remedy: &'static str,
+}
+
 impl FaultKind {
+    /// The two sides, if it is a race.
+    pub fn race(&self) -> Option<Race<'_>> {
+        match self {
+            FaultKind::Race { place, first, second, edge, remedy } => {
+                Some(Race { place, first, second, edge: *edge, remedy })
+            }
+            _ => None,
+        }
+    }
+
     /// How bad it is where published kernels are held to it, too ([`Rules::Practice`](crate::Rules::Practice)).
     pub(crate) fn grade(&self) -> Grade {
         match self {

@@ -8,7 +8,7 @@ use ptx::Kernel;
 use thiserror::Error;
 
 use crate::branch::Mutants;
-use crate::error::{Fault, Grade};
+use crate::error::{Fault, FaultKind, Grade, Race, Site};
 use crate::gpu::Gpu;
 use crate::invocation::Invocation;
 use crate::limits::Rules;
@@ -38,6 +38,26 @@ impl Finding {
         match self {
             Finding::Fault(fault) => fault.kind.name(),
             Finding::WrongResult { .. } => "wrong result",
+        }
+    }
+
+    /// Where it showed, if at an instruction; of work that was left behind, where that was issued.
+    pub fn site(&self) -> Option<&Site> {
+        match self {
+            Finding::Fault(fault) => fault.site.as_ref().or(match &fault.kind {
+                FaultKind::Unfinished { work } => Some(work),
+                FaultKind::Outlived { visit, .. } => Some(visit),
+                _ => None,
+            }),
+            Finding::WrongResult { .. } => None,
+        }
+    }
+
+    /// Of a race, its two sides and what is missing between them.
+    pub fn race(&self) -> Option<Race<'_>> {
+        match self {
+            Finding::Fault(fault) => fault.kind.race(),
+            Finding::WrongResult { .. } => None,
         }
     }
 

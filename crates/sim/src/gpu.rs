@@ -13,6 +13,7 @@ use crate::machine::{self, Machine};
 use crate::memory::{Buffer, GlobalMemory};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
+use crate::timeline::{Recorder, Timeline};
 
 /// A device: limits and memory. Buffers stay as a kernel left them, so kernels can follow each other.
 #[derive(Clone, Debug)]
@@ -41,7 +42,12 @@ impl Gpu {
 
     /// A buffer that holds these bytes.
     pub fn upload(&mut self, name: &str, bytes: &[u8]) -> Buffer {
-        self.memory.add(name, bytes.to_vec(), true, 0)
+        self.upload_beyond(name, bytes, 0)
+    }
+
+    /// The same, so many bytes beyond an address that suits every access: shows which alignment a kernel relies on.
+    pub fn upload_beyond(&mut self, name: &str, bytes: &[u8], beyond: u64) -> Buffer {
+        self.memory.add(name, bytes.to_vec(), true, beyond)
     }
 
     /// A buffer that nobody has written yet.
@@ -49,7 +55,7 @@ impl Gpu {
         self.alloc_beyond(name, bytes, 0)
     }
 
-    /// The same, so many bytes beyond an address that suits every access: shows which alignment a kernel relies on.
+    /// The same, so many bytes beyond an address that suits every access.
     pub fn alloc_beyond(&mut self, name: &str, bytes: usize, beyond: u64) -> Buffer {
         self.memory.add(name, vec![0; bytes], false, beyond)
     }
@@ -75,6 +81,18 @@ impl Gpu {
         match contents.written.missing(0, contents.data.len()) {
             None => Ok(&contents.data),
             Some(first) => Err(first),
+        }
+    }
+
+    /// Copies what was written of a buffer over these bytes, and leaves the others as they are.
+    pub fn copy_written(&self, buffer: Buffer, to: &mut [u8]) {
+        let found = self.memory.buffers.iter().find(|contents| contents.address == buffer.address);
+        let Some(contents) = found else { return };
+        let whole = contents.written.missing(0, contents.data.len()).is_none();
+        for (at, (to, byte)) in to.iter_mut().zip(contents.data.iter()).enumerate() {
+            if whole || contents.written.missing(at, 1).is_none() {
+                *to = *byte;
+            }
         }
     }
 
@@ -125,15 +143,31 @@ impl Gpu {
         launch: &Invocation,
         schedule: Schedule,
     ) -> (Vec<Fault>, Option<Profile>) {
+        let (found, profile, _) = self.observe((kernel, launch), schedule, None);
+        (found, profile)
+    }
+
+    /// Runs a kernel as [`Gpu::survey`] does, and says what its first cluster did when.
+    pub fn timeline(&mut self, kernel: &Kernel, launch: &Invocation, schedule: Schedule) -> Timeline {
+        self.observe((kernel, launch), schedule, Some(Box::default())).2
+    }
+
+    fn observe(
+        &mut self,
+        (kernel, launch): (&Kernel, &Invocation),
+        schedule: Schedule,
+        recorder: Option<Box<Recorder>>,
+    ) -> (Vec<Fault>, Option<Profile>, Timeline) {
         let sequence = [(kernel, launch)];
         let mut grids = match machine::grids(&sequence, None, &self.limits, schedule) {
             Ok(grids) => grids,
-            Err(fault) => return (vec![*fault], None),
+            Err(fault) => return (vec![*fault], None, Timeline::default()),
         };
-        let Some(first) = grids.pop_front() else { return (Vec::new(), None) };
+        let Some(first) = grids.pop_front() else { return (Vec::new(), None, Timeline::default()) };
         let (kept, memory) = (self.memory.buffers.len(), std::mem::take(&mut self.memory));
         let mut machine = Machine::new((first, grids), (&self.limits, self.rules), memory, schedule);
         machine.core.findings = Some(Findings::default());
+        machine.core.recorder = recorder;
         let run = machine.run().and_then(|_| legal(kernel, &illegal(kernel), schedule));
         self.memory = machine.core.memory;
         // Variables are gone with the kernel.
@@ -141,7 +175,8 @@ impl Gpu {
         let mut found = machine.core.findings.unwrap_or_default().all;
         let ended = run.is_ok();
         found.extend(run.err().map(|fault| *fault));
-        (found, ended.then(|| machine.profiles.pop()).flatten())
+        let timeline = machine.core.recorder.map(|recorder| recorder.timeline).unwrap_or_default();
+        (found, ended.then(|| machine.profiles.pop()).flatten(), timeline)
     }
 
     /// Runs some mutants of a kernel, by number, each as [`Gpu::run_sequence`] would, in the kernel's place in a

@@ -1,6 +1,6 @@
 //! What a device has, and whose word counts on it.
 
-use ptx::Kernel;
+use ptx::{Feature, Kernel};
 
 /// Bytes of shared memory that a block costs besides its own, and the most blocks that a multiprocessor holds.
 const BLOCK_SHARED: u32 = 1024;
@@ -46,6 +46,11 @@ impl Limits {
     /// A B200, with GPCs of sizes that nobody has published.
     pub fn b200() -> Self {
         Limits { multiprocessors: 148, gpcs: [20, 20, 20, 18, 18, 18, 18, 16], ..Limits::h200() }
+    }
+
+    /// The device that a kernel is run on where nobody names one: a B200 for what only that has, otherwise an H200.
+    pub fn suiting(kernel: &Kernel) -> Self {
+        if kernel.target.has(Feature::Tcgen05) { Limits::b200() } else { Limits::h200() }
     }
 
     /// Clusters of so many blocks that run at the same time, one block per multiprocessor; one in any case. What GPCs

@@ -57,7 +57,7 @@ impl Block {
     }
 
     /// Whether a warp can go on.
-    fn awake(&self, cluster_phase: u32, index: usize) -> bool {
+    pub(crate) fn awake(&self, cluster_phase: u32, index: usize) -> bool {
         match (self.rests[index], &self.warps[index]) {
             (Rest::Awake, _) => true,
             (Rest::Asleep(wait), Some(warp)) => self.ready(cluster_phase, warp, 0, wait),
@@ -208,6 +208,7 @@ impl<'k> Machine<'k> {
             stops: None,
             looked_ahead: false,
             findings: None,
+            recorder: None,
         };
         core.start(limits);
         Machine { core, limits: *limits, grids, profiles: Vec::new(), running: Vec::new(), advance: None }
@@ -512,7 +513,11 @@ impl Core<'_> {
         self.complete(cluster, *job).map_err(|kind| {
             let site = self.program.site(cluster.blocks[block].id, warp, lanes, pc);
             self.fault(kind, Some(site), Vec::new())
-        })
+        })?;
+        if self.recorder.is_some() {
+            self.record_end(cluster);
+        }
+        Ok(())
     }
 
     fn job_site(&self, cluster: &Cluster, job: &Job) -> Site {
@@ -562,6 +567,9 @@ impl Core<'_> {
                 if recent.len() > MEMORY_OF_STEPS {
                     recent.pop_front();
                 }
+                if self.recorder.is_some() {
+                    self.record_step(cluster, (rank, index), mask, pc);
+                }
                 if self.chooser.yields(cluster.jobs.len() > jobs) {
                     break Ok(None);
                 }
@@ -586,6 +594,9 @@ impl Core<'_> {
         let (live, rest) = (warp.live, warp.rest());
         cluster.blocks[rank].rests[index] = rest;
         cluster.blocks[rank].warps[index] = Some(warp);
+        if self.recorder.is_some() && live != 0 && !cluster.blocks[rank].awake(cluster.barrier.phase, index) {
+            self.record_wait(cluster, (rank, index));
+        }
         result?;
         if live == 0 {
             self.warp_ended(cluster, rank)?;

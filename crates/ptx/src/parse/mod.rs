@@ -70,6 +70,18 @@ impl<'t> Module<'t> {
         self.read.functions.iter().filter(|function| function.entry).map(|function| function.name.text).collect()
     }
 
+    /// The name of its kernel, if there is one and no more.
+    pub fn only_entry(&self) -> Result<&'t str, Error> {
+        match self.entries()[..] {
+            [only] => Ok(only),
+            [] => Err(lexer::refuse(self.text, 0, "no kernel", "a text with an .entry")),
+            ref entries => {
+                let found = format!("the entries {}", entries.join(", "));
+                Err(lexer::refuse(self.text, 0, &found, "the name of one of them, as `entry`"))
+            }
+        }
+    }
+
     /// One of its kernels, for a launch.
     pub fn kernel(&self, entry: &str, shape: Shape) -> Result<Kernel, Error> {
         let found = self.read.functions.iter().find(|function| function.entry && function.name.text == entry);

@@ -19,7 +19,7 @@ use std::ptr;
 use format::Dense;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
-use sim::{Buffer, Finding, Gpu, Invocation, Mutants, Profile, Schedule};
+use sim::{Buffer, Finding, Gpu, Invocation, Mutants, Profile, Schedule, Timeline};
 
 use gpu::Simulated;
 use gpu::simulated::Staged;
@@ -101,6 +101,17 @@ impl Trial {
     /// The kernel as it is, under every schedule on every problem: what it did on the first, or what was found.
     pub fn original(&self, schedules: &[Schedule]) -> Result<Profile, Finding> {
         self.alone(&self.kernel, schedules)
+    }
+
+    /// What the kernel does when, on the first problem.
+    pub fn timeline(&self, schedule: Schedule) -> Timeline {
+        let problem = &self.problems[0];
+        let (sequence, first) = problem.sequence(&self.kernel);
+        let (before, mut gpu) = (&sequence[..first], problem.gpu.clone());
+        match gpu.run_sequence(before, schedule) {
+            Ok(_) => gpu.timeline(&self.kernel, sequence[first].1, schedule),
+            Err(_) => Timeline::default(),
+        }
     }
 
     /// The same of another kernel in its place, from the start to the end each time.
