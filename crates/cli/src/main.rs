@@ -41,6 +41,7 @@ mod simulate;
 mod subject;
 mod table;
 mod tank;
+mod timeline;
 mod timing;
 mod trial;
 mod vectors;

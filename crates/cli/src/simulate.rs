@@ -4,6 +4,8 @@
 //! differs from it by one plausible mistake runs too, and a table tells which fault gave each away, and under which
 //! schedule.
 
+use std::path::PathBuf;
+
 use clap::Args as ClapArgs;
 use serde::Serialize;
 use sim::Schedule;
@@ -11,7 +13,7 @@ use sim::mutate::Mutant;
 use testkit::mutations::{Trial, Verdict, WAYS, Way};
 
 use crate::table::Table;
-use crate::{Error, Result, console};
+use crate::{Error, Result, console, files, page, timeline};
 
 /// Run a GPU's kernels in the simulator, and try to break them
 #[derive(Debug, ClapArgs)]
@@ -26,6 +28,7 @@ use crate::{Error, Result, console};
     hammerhead sim\n  \
     hammerhead sim --mutations --way 1\n  \
     hammerhead sim --arch sm_100a --mutations\n  \
+    hammerhead sim --way 1 --html timeline.html\n  \
     hammerhead sim --mutations --seeds 20 --json"
 )]
 pub struct Args {
@@ -41,6 +44,9 @@ pub struct Args {
     /// Random schedules to try, besides the earliest and the latest
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(..=10_000))]
     seeds: u64,
+    /// Write a page with the timeline of one way's kernel to this file
+    #[arg(long, value_name = "FILE", requires = "way")]
+    html: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -128,11 +134,15 @@ pub fn sim(args: &Args) -> Result<()> {
             chosen.ok_or(Error::NoSuchWay { number, arch: args.arch.name(), ways: ways.len() })?
         }
     };
+    args.html.iter().try_for_each(|path| files::check_report(path))?;
     let ways: Vec<WayReport> =
         chosen.iter().map(|way| try_way(way, &schedules, args.mutations)).collect::<Result<_>>()?;
     let sum = |of: fn(&WayReport) -> usize| ways.iter().map(of).sum();
     let (caught, equivalent, missed) = (sum(|way| way.caught), sum(|way| way.equivalent), sum(|way| way.missed));
     let report = Report { ways, schedules: schedules.len(), caught, equivalent, missed };
+    if let (Some(path), [way]) = (&args.html, chosen) {
+        files::write_report(path, &drawn(way, &schedules)?)?;
+    }
     if args.json {
         console::print_json(&report)?
     } else {
@@ -142,6 +152,15 @@ pub fn sim(args: &Args) -> Result<()> {
         0 => Ok(()),
         _ => Err(Error::Missed { missed, all: caught + equivalent + missed }),
     }
+}
+
+/// The page of one kernel.
+fn drawn(way: &'static Way, schedules: &[Schedule]) -> Result<String> {
+    let trial = Trial::new(way)?;
+    let runs: Vec<_> =
+        timeline::shown(schedules).iter().map(|schedule| (*schedule, trial.timeline(*schedule))).collect();
+    let body = format!("<section>\n{}</section>\n", timeline::panes(trial.kernel(), &runs));
+    Ok(page::html(&trial.kernel().name, way.name, &body))
 }
 
 /// Runs one kernel.

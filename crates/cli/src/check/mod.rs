@@ -6,6 +6,7 @@
 mod arrays;
 mod launch;
 mod mutations;
+mod page;
 mod sarif;
 mod suppress;
 
@@ -15,9 +16,9 @@ use clap::Args as ClapArgs;
 use ptx::Kernel;
 use ptx::parse::{Module, Shape};
 use serde::Serialize;
-use sim::{FaultKind, Gpu, Grade, Graded, Limits, Rules, Schedule};
+use sim::{Access, FaultKind, Gpu, Grade, Graded, Limits, Rules, Schedule, Timeline};
 
-use crate::{Error, Result, console};
+use crate::{Error, Result, console, files, timeline};
 use launch::Launch;
 use mutations::Mutations;
 use suppress::Suppressions;
@@ -40,6 +41,7 @@ const MUTANT_PATIENCE: u64 = 20;
     Exit status: 0 nothing was found, 1 something was, 2 the kernel could not be run.\n\n\
     Examples:\n  \
     hammerhead check matmul.ptx --launch matmul.toml\n  \
+    hammerhead check matmul.ptx --launch matmul.toml --html matmul.html\n  \
     hammerhead check matmul.ptx --launch matmul.toml --rules letter --schedules 50 --json"
 )]
 pub struct Args {
@@ -63,6 +65,9 @@ pub struct Args {
     /// Make every plausible mistake in it, one at a time, and say how many are found
     #[arg(long, conflicts_with_all = ["sarif", "suppress"])]
     mutations: bool,
+    /// Write a page to this file: both sides of each race in the kernel's text, and timelines of the run
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -114,7 +119,32 @@ struct Finding {
     /// Of a race, the line of the other side, and where that was written.
     other_line: Option<u32>,
     other_source: Option<String>,
+    /// Of a race, both sides and what is missing between them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    race: Option<Race>,
     message: String,
+}
+
+#[derive(Serialize)]
+struct Race {
+    /// The bytes, in words.
+    place: String,
+    first: Side,
+    second: Side,
+    lacks: String,
+    remedy: &'static str,
+}
+
+/// One side of a race.
+#[derive(Serialize)]
+struct Side {
+    /// Whether it reads or writes, and by whom.
+    access: String,
+    /// Block, warp and lanes.
+    by: String,
+    line: Option<u32>,
+    source: String,
+    instruction: String,
 }
 
 #[derive(Serialize)]
@@ -131,21 +161,19 @@ pub fn check(args: &Args) -> Result<()> {
     let launch = Launch::open(&args.launch)?;
     let refused = |error: ptx::Error| cannot(format!("{:?}: {error}", args.kernel));
     let module = Module::read(&text).map_err(refused)?;
-    let entry = match (&launch.entry, &module.entries()[..]) {
-        (Some(entry), _) => entry.clone(),
-        (None, [entry]) => (*entry).to_owned(),
-        (None, entries) => {
-            let which = entries.join(", ");
-            return Err(cannot(format!(
-                "{:?} has the entries {which:?}; name one as `entry` in the launch file",
-                args.kernel
-            )));
-        }
+    let entry = match &launch.entry {
+        Some(entry) => entry,
+        None => module.only_entry().map_err(refused)?,
     };
     let shape = Shape { block: launch.block, cluster: launch.cluster, dynamic_shared: launch.shared };
-    let kernel = module.kernel(&entry, shape).map_err(refused)?;
+    let kernel = module.kernel(entry, shape).map_err(refused)?;
     let suppressions = args.suppress.as_deref().map(Suppressions::open).transpose()?.unwrap_or_default();
+    args.html.iter().try_for_each(|path| files::check_report(path))?;
     let report = explore(&kernel, &launch, &suppressions, args)?;
+    if let Some(path) = &args.html {
+        let runs = timelines(&kernel, &launch, args)?;
+        files::write_report(path, &page::html(&report, (&kernel, &text), &runs))?;
+    }
     match (args.json, args.sarif) {
         (true, _) => console::print_json(&report)?,
         (_, true) => console::print_json(&sarif::sarif(&report, &args.kernel.to_string_lossy()))?,
@@ -157,15 +185,34 @@ pub fn check(args: &Args) -> Result<()> {
     }
 }
 
+impl Args {
+    fn schedules(&self) -> Vec<Schedule> {
+        let mut schedules = Schedule::several(self.schedules.saturating_sub(2));
+        schedules.truncate(self.schedules as usize);
+        schedules
+    }
+
+    fn rules(&self) -> Rules {
+        match self.rules {
+            RulesName::Practice => Rules::Practice,
+            RulesName::Letter => Rules::Letter,
+        }
+    }
+}
+
+/// What the kernel does when, under some of the schedules.
+fn timelines(kernel: &Kernel, launch: &Launch, args: &Args) -> Result<Vec<(Schedule, Timeline)>> {
+    let (device, buffers) = launch.memory(Gpu::new(Limits::suiting(kernel)).with_rules(args.rules()));
+    let invocation = launch.invocation(kernel, &buffers)?;
+    let schedules = args.schedules();
+    let run = |&schedule: &Schedule| (schedule, device.clone().timeline(kernel, &invocation, schedule));
+    Ok(timeline::shown(&schedules).iter().map(run).collect())
+}
+
 /// Runs the kernel under each schedule, and keeps what was found, less what is let pass.
 fn explore(kernel: &Kernel, launch: &Launch, suppressions: &Suppressions, args: &Args) -> Result<Report> {
-    let mut schedules = Schedule::several(args.schedules.saturating_sub(2));
-    schedules.truncate(args.schedules as usize);
-    let rules = match args.rules {
-        RulesName::Practice => Rules::Practice,
-        RulesName::Letter => Rules::Letter,
-    };
-    let limits = if kernel.target.has(ptx::Feature::Tcgen05) { Limits::b200() } else { Limits::h200() };
+    let (schedules, rules) = (args.schedules(), args.rules());
+    let limits = Limits::suiting(kernel);
     let (device, buffers) = launch.memory(Gpu::new(limits));
     let invocation = launch.invocation(kernel, &buffers)?;
     let judge = |gpu: &Gpu| launch.wrong(gpu, &buffers).into_iter().map(|(_, message)| message).collect();
@@ -218,16 +265,8 @@ fn explore(kernel: &Kernel, launch: &Launch, suppressions: &Suppressions, args: 
 }
 
 fn found(graded: &Graded) -> Finding {
-    let (site, other) = match &graded.finding {
-        sim::Finding::Fault(fault) => {
-            let other = match &fault.kind {
-                FaultKind::Race { first, .. } => Some(&first.site),
-                _ => None,
-            };
-            (fault.site.as_ref(), other)
-        }
-        sim::Finding::WrongResult { .. } => (None, None),
-    };
+    let (site, race) = (graded.finding.site(), graded.finding.race());
+    let other = race.map(|race| &race.first.site);
     Finding {
         grade: graded.grade.name(),
         report: match graded.grade {
@@ -240,18 +279,35 @@ fn found(graded: &Graded) -> Finding {
         source: site.map(|site| site.phase.clone()),
         other_line: other.and_then(|site| site.line),
         other_source: other.map(|site| site.phase.clone()),
+        race: race.map(|race| Race {
+            place: race.place.to_string(),
+            first: side(race.first),
+            second: side(race.second),
+            lacks: race.edge.to_string(),
+            remedy: race.remedy,
+        }),
         message: graded.finding.to_string().trim_end().to_owned(),
+    }
+}
+
+fn side(access: &Access) -> Side {
+    Side {
+        access: access.how(),
+        by: access.site.who(),
+        line: access.site.line,
+        source: access.site.phase.clone(),
+        instruction: access.site.instruction.clone(),
     }
 }
 
 fn words(report: &Report, text: &str) -> String {
     let Report { kernel, schedules, findings, suppressed, unused_suppressions, profile, mutations } = report;
     let mut words = String::new();
-    for Finding { grade, report, rule, line, message, .. } in findings {
+    for Finding { grade, report, rule, line, other_line, message, .. } in findings {
         let seen = report.map(|report| format!(" ({report})")).unwrap_or_default();
         words += &format!("{grade}{seen}: {rule}\n{message}\n");
-        let written = line.and_then(|line| text.lines().nth(line as usize - 1));
-        if let (Some(line), Some(written)) = (line, written) {
+        for line in [other_line, line].into_iter().flatten() {
+            let written = text.lines().nth((*line as usize).saturating_sub(1)).unwrap_or_default();
             words += &format!("  line {line} of the text: {}\n", written.trim());
         }
         words += "\n";

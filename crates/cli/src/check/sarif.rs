@@ -62,6 +62,7 @@ mod tests {
             source: Some("k/a.py:3".into()),
             other_line: Some(7),
             other_source: None,
+            race: None,
             message: "race on 4 bytes".into(),
         };
         let report = Report {

@@ -88,6 +88,45 @@ fn a_missing_barrier_is_a_race_at_its_line() {
 }
 
 #[test]
+fn a_race_has_two_sides_in_json_and_on_the_page() {
+    let folder = folder();
+    let html = folder.path().join("hand.html");
+    let output = check(folder.path(), &neighbours(""), LAUNCH, &["--json", "--html", html.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    let race = &findings.iter().find(|found| found["rule"] == "race").unwrap()["race"];
+    let lines = ["first", "second"].map(|side| race[side]["line"].as_u64().unwrap());
+    assert!(lines == [10, 14] || lines == [14, 10], "{race}");
+    assert!(race["place"].as_str().unwrap().contains("words+") && race["remedy"].as_str().unwrap().contains("barrier"));
+    let page = std::fs::read_to_string(&html).unwrap();
+    for part in [
+        "<h1>Check of hand</h1>",
+        "<mark>   10  st.shared.u32 [%r3], %r1;</mark>",
+        "<mark>   14  ld.shared.u32 %r5, [%r4];</mark>",
+        "hand/hand.cu:7",
+        "<dt>lacks</dt>",
+        "<dt>remedy</dt>",
+        "Time is logical",
+        "<h3>earliest</h3>",
+        "<h3>latest</h3>",
+        "<rect class=\"step\"",
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+    for outside in ["<script", "http://", "https://", "src=", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_refused_before_anything_runs() {
+    let folder = folder();
+    let output = check(folder.path(), &neighbours("bar.sync 0;"), LAUNCH, &["--html", "/no such folder/page.html"]);
+    assert!(stderr(&output).contains("its folder does not exist") && stdout(&output).is_empty(), "{}", stderr(&output));
+}
+
+#[test]
 fn a_wrong_result_is_a_finding() {
     let folder = folder();
     let kernel = neighbours("bar.sync 0;").replace("xor.b32 %r4, %r1, 32;", "xor.b32 %r4, %r1, 16;");

@@ -156,6 +156,26 @@ fn the_kernel_passes_in_the_simulator_and_every_mutation_of_it_is_caught() {
 }
 
 #[test]
+fn a_kernel_s_timeline_is_a_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let html = folder.path().join("timeline.html");
+    succeed(["sim", "--way", "1", "--seeds", "1", "--html", html.to_str().unwrap()]);
+    let page = std::fs::read_to_string(html).unwrap();
+    for part in [
+        "Time is logical",
+        "<div>copies</div>",
+        "<div>tensor cores</div>",
+        "<rect class=\"work stage0\"",
+        "<line class=\"arrow\"",
+        "<h3>latest</h3>",
+        "random (seed 1)",
+    ] {
+        assert!(page.contains(part), "no {part:?}");
+    }
+    assert_eq!(hammerhead(["sim", "--html", "all.html"]).status.code(), Some(2), "a page is of one way");
+}
+
+#[test]
 fn info_tells_of_cuda_and_sim_and_why_one_is_not_there() {
     let report = json(&["info", "--json"]);
     let backend = |name: &str| report["backends"].as_array().unwrap().iter().find(|b| b["name"] == name).unwrap();
