@@ -32,7 +32,7 @@ ARROWS = {
     "tank": "referee testkit hammerhead gpu op format",
     "cli": "tank referee testkit hammerhead gpu op format ptx sim",
     "c": "hammerhead",
-    "python": "hammerhead",
+    "python": "hammerhead ptx sim",
 }
 # The simulator is for tests and the command line: whoever embeds the library does not build it.
 OPTIONAL = {("gpu", "sim")}

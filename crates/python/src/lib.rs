@@ -14,6 +14,7 @@ mod error;
 mod interrupt;
 mod layer;
 mod layers;
+mod simulated;
 
 use std::ffi::OsString;
 use std::io;
@@ -30,6 +31,7 @@ use crate::engines::use_threads;
 use crate::error::{Error, Result};
 use crate::layer::Layer;
 use crate::layers::FeedForward;
+use crate::simulated::simulate;
 
 /// Quantises `values` into `codes` and `scales` and returns the global scale.
 #[pyfunction]
@@ -111,7 +113,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::{Checkpoint, FeedForward, Layer, backends, dequantize, quantize, serve_trials, use_threads};
+    use super::{Checkpoint, FeedForward, Layer, backends, dequantize, quantize, serve_trials, simulate, use_threads};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

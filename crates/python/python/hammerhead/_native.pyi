@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Checkpoint", "FeedForward", "Layer", "__version__", "backends", "dequantize", "quantize", "serve_trials", "use_threads"]
+__all__ = ["Checkpoint", "FeedForward", "Layer", "__version__", "backends", "dequantize", "quantize", "serve_trials", "simulate", "use_threads"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
@@ -29,10 +29,24 @@ _Options = tuple[str, bool, int | None, int | None, str | None, int | None, str 
 # Scoring, experts per token, correction, groups and how many are looked into, scaling.
 _Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 
+# A grid, a block or a cluster.
+_Sides = tuple[int, int, int]
+# A kernel's argument: buffer and byte; buffer, byte, element, dimensions, strides, box and swizzle of a tensor map; a number; or bytes.
+_Map = tuple[int, int, str, list[int], list[int], list[int], int]
+_Argument = tuple[int, int] | _Map | int | float | bytes
+
 def quantize(values: _Numbers, codes: Any, scales: Any, global_scale: float | None) -> float: ...
 def dequantize(matrix: _Matrix, values: Any) -> None: ...
 def backends() -> list[tuple[str, str | None]]: ...
 def serve_trials(device: int) -> None: ...
+def simulate(
+    text: str,
+    launch: tuple[str | None, _Sides, _Sides | None, _Sides | None, int],
+    buffers: list[tuple[str, bytes, bool, int]],
+    args: list[_Argument],
+    rules: str,
+    schedules: int,
+) -> tuple[str, list[dict[str, Any]], list[str], list[str], list[bytes | None]]: ...
 def use_threads(whose: str) -> None: ...
 @final
 class Checkpoint:
