@@ -96,6 +96,10 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
         T::arithmetic(activation)
     }
 
+    fn adds(&self) -> bool {
+        true
+    }
+
     fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config> {
         if problem.whole().is_some() {
             return Vec::new();

@@ -20,6 +20,10 @@ pub(super) struct Finish<'a> {
     pub alpha: [f64; 2],
     /// What is then added to them, from the tile's first column on, in whole panels.
     pub bias: [Option<&'a [f32]>; 2],
+    /// What is added last, for every row and column of C.
+    pub addend: [Option<&'a [f32]>; 2],
+    /// Columns of C.
+    pub width: usize,
     /// Prepared rows per token.
     pub parts: usize,
     pub tokens: Range<usize>,
@@ -79,6 +83,12 @@ impl Finish<'_> {
         if let Some(bias) = self.bias[matrix] {
             let bias = &bias[panel * COLUMNS..][..COLUMNS];
             values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
+        if let Some(addend) = self.addend[matrix] {
+            let first = self.columns.start + panel * COLUMNS;
+            let row = &addend[(self.tokens.start + index) * self.width..][..self.width];
+            let addend = &row[first..self.columns.end.min(first + COLUMNS)];
+            values.iter_mut().zip(addend).for_each(|(value, addend)| *value += addend);
         }
         values
     }

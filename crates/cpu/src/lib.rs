@@ -6,8 +6,8 @@
 //! become values of C (`finish`, `scale`, `target`). What vector units say alike is written once, over a small trait
 //! (`vector`): the loops for dense tokens (`dense`, and `few` for the fewest). `schedule` cuts a problem into tiles and
 //! walks them with those, in the order that the strategy says, in working `memory` and in a floating-point
-//! `environment` of ours. `model` predicts what that costs, at the `speeds` that `measure` finds or the kernels'
-//! authors found.
+//! `environment` of ours. `low_rank` makes what adapters add to a tile's sums. `model` predicts what that costs, at the
+//! `speeds` that `measure` finds or the kernels' authors found.
 //!
 //! Arrows point one way: instruction sets → `schedule`, `model` → `kernel` → the pieces → `pack`.
 //!
@@ -48,6 +48,7 @@ mod finish;
 #[cfg(target_arch = "x86_64")]
 mod integer;
 mod kernel;
+mod low_rank;
 mod measure;
 mod memory;
 mod model;
@@ -68,6 +69,7 @@ mod vector;
 
 pub use backend::Cpu;
 pub use environment::in_default_mode;
+pub use low_rank::deltas;
 pub use pack::{LAYOUT, unpacked};
 pub use speeds::Speeds;
 pub use threads::{Joined, OpenMp, ParallelFor, available, team};

@@ -67,12 +67,13 @@ pub(super) fn run<K: Kernel>(
     let many = tile_tokens(kernel, shapes, config) * size_of::<K::Token>() > FEW_TOKENS;
     let tokens = many.then(|| prepare(kernel, problem, &sources, team, &arena)).transpose()?;
     let walk = |matrices: Range<usize>, gate: Gate, targets: &[SharedTarget<'_>]| {
-        let parts = shapes.iter().zip(panels).zip(&sources).zip(targets);
+        let parts = shapes.iter().zip(panels).zip(&sources).zip(targets).enumerate();
         let mut tokens = tokens.as_ref().map(Parts::each);
         let groups: Vec<Group<'_, K>> = parts
-            .map(|(((&shape, panels), &source), target)| Group {
+            .map(|(group, (((&shape, panels), &source), target))| Group {
                 shape,
                 matrices: &panels.matrices()[matrices.clone()],
+                addends: operands.addends.get(group).map_or(&[], |planes| &planes[matrices.clone()]),
                 source,
                 tokens: tokens.as_mut().and_then(Iterator::next),
                 target,
@@ -102,6 +103,8 @@ fn share<'a>(targets: &'a mut [Target<'_>], shapes: &[Shape]) -> Vec<SharedTarge
 struct Group<'a, K: Kernel> {
     shape: Shape,
     matrices: &'a [PanelMatrix],
+    /// What is added to each matrix's sums, `[m, n]`, if anything is.
+    addends: &'a [&'a [f32]],
     source: GroupTokens<'a>,
     /// The prepared tokens, where threads do not prepare them for themselves.
     tokens: Option<&'a [K::Token]>,
@@ -341,6 +344,8 @@ impl<K: Kernel> Scratch<'_, K> {
             function: gate,
             alpha: [0, last].map(|matrix| unit * group.matrices[matrix].global().value()),
             bias: [0, last].map(|matrix| group.matrices[matrix].bias(tile.columns.start)),
+            addend: [0, last].map(|matrix| group.addends.get(matrix).copied()),
+            width: group.shape.n,
             parts: kernel.parts(),
             tokens: tile.tokens.clone(),
             columns: tile.columns.clone(),

@@ -434,7 +434,8 @@ mod tests {
             let problem = Problem::new(shapes, op::Gate::None, Activation::BF16, op::Output::F32).unwrap();
             let (packer, largest) = ((families::ALL[0], &Team::new(op::Alone)), [value.abs()]);
             let weights = PackedGroups::<Vec<u8>>::new("", packer, &[], Ok).unwrap();
-            let operands = Operands { weights: &weights, activations: &tokens, largest: &largest, targets: &mut [] };
+            let (addends, targets) = (&[], &mut []);
+            let operands = Operands { weights: &weights, activations: &tokens, largest: &largest, addends, targets };
             widened(&problem, &operands).unwrap()
         };
         assert!([0.0, 1.0, -65504.0, 1e-6].iter().all(|&value| widens(value).is_none()));

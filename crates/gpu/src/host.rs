@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use op::routing::{Router, Scoring};
 use op::{
-    Activation, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Split, Team,
+    Activation, Adapters, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights,
+    Split, Team,
 };
 
 use crate::away::{AwayExperts, check_resident, slots_for, table_of};
@@ -19,7 +20,7 @@ use crate::experts::packed::PackedExpert;
 use crate::experts::place::AWAY;
 use crate::family::Family;
 use crate::launches::dense_bytes;
-use crate::loaded::DeviceExperts;
+use crate::loaded::{DeviceAdapters, DeviceExperts};
 use crate::operands::{DeviceOutput, DeviceTokens};
 use crate::queue::LaunchQueue;
 
@@ -82,8 +83,8 @@ impl DeviceRouting<'_> {
 #[derive(Debug)]
 struct Kept {
     queue: LaunchQueue,
-    /// Tokens, ids, weights and results.
-    places: [Option<DeviceMemory>; 4],
+    /// Tokens, ids, weights, adapters' numbers and results.
+    places: [Option<DeviceMemory>; 5],
 }
 
 impl HostExperts {
@@ -122,6 +123,11 @@ impl HostExperts {
     /// Whose kernels compute it.
     pub fn family(&self) -> &'static dyn Family {
         self.experts.device().family
+    }
+
+    /// Puts adapters of the layer into the device's memory.
+    pub fn adapters(&self, adapters: &Adapters) -> Result<Arc<DeviceAdapters>> {
+        DeviceAdapters::new(self.device, adapters, self.experts.shape().gate).map(Arc::new)
     }
 
     /// How often each expert was asked for since the layer was made, where they lie in two places.
@@ -168,12 +174,13 @@ impl HostExperts {
     pub fn workspace_bytes(&self, tokens: usize, activation: Activation, top: usize) -> Result<usize> {
         let [count, top] = [tokens, top].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         // Weights that go with the rows take room.
-        let view = self.view(LayerShape { top, on_input: true, activation, ..*self.experts.shape() })?;
+        let view = self.view(LayerShape { top, on_input: true, activation, ..*self.experts.shape() }, None)?;
         Ok(view.workspace_bytes(count))
     }
 
     /// Queues tokens in the device's memory, whose results go there, in a queue's stream; in a workspace of the
-    /// caller's if there is one.
+    /// caller's if there is one. `adapted` has adapters, and where each token's number of one is: 32 bits, on the
+    /// device.
     ///
     /// # Safety
     ///
@@ -183,6 +190,7 @@ impl HostExperts {
         queue: &mut LaunchQueue,
         tokens: DeviceTokens,
         routing: DeviceRouting<'_>,
+        adapted: Option<(&Arc<DeviceAdapters>, u64)>,
         out: DeviceOutput,
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
@@ -204,15 +212,23 @@ impl HostExperts {
         }
         let (top, on_input) = routing.kind();
         let (activation, output, top) = (tokens.element, out.element(), u32::try_from(top).unwrap_or(u32::MAX));
-        let view = self.view(LayerShape { top, on_input, activation, output, ..*self.experts.shape() })?;
+        let (adapters, adapter_ids) = adapted.unzip();
+        let view = self.view(LayerShape { top, on_input, activation, output, ..*self.experts.shape() }, adapters)?;
+        let (placement, adapters) = (view.away().map(|away| away.placement()), adapter_ids.unwrap_or(0));
         let choice = match routing {
             DeviceRouting::Logits { logits, router } => view.choice(router, logits)?,
             DeviceRouting::Given { ids, wide, weights, .. } => Choice::Given { ids, wide, weights },
             DeviceRouting::Everyone => Choice::Everyone,
         };
-        let placement = view.away().map(|away| away.placement());
-        let call =
-            LayerCall { tokens: count, x: tokens.place.values, choice, addend: None, placement, out: out.address };
+        let call = LayerCall {
+            tokens: count,
+            x: tokens.place.values,
+            choice,
+            addend: None,
+            adapters,
+            placement,
+            out: out.address,
+        };
         for piece in pieces(view.shape(), &call) {
             // SAFETY: the caller's promise is the same, and pieces are parts of the call.
             unsafe { queue.enqueue_layer(&view, &piece, workspace) }?;
@@ -221,12 +237,19 @@ impl HostExperts {
     }
 
     /// The layer with its shared expert as a call has it: one that was used before, or a new one over the same weights.
-    fn view(&self, shape: LayerShape) -> Result<Arc<DeviceExperts>> {
+    fn view(&self, shape: LayerShape, adapters: Option<&Arc<DeviceAdapters>>) -> Result<Arc<DeviceExperts>> {
         let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(view) = views.iter().find(|view| *view.shape() == shape) {
+        let adapted = |view: &DeviceExperts| view.adapters().map(Arc::as_ptr) == adapters.map(Arc::as_ptr);
+        let alike = |view: &DeviceExperts| LayerShape { adapted: None, ..*view.shape() } == shape;
+        if let Some(view) = views.iter().find(|view| adapted(view) && alike(view)) {
             return Ok(Arc::clone(view));
         }
+        // Adapters that nobody but a view has any longer go with it.
+        views.retain(|view| view.adapters().is_none_or(|adapters| Arc::strong_count(adapters) > 1));
         let mut view = self.experts.seen_as(shape)?;
+        if let Some(adapters) = adapters {
+            view = view.adapted(Arc::clone(adapters))?;
+        }
         if let Some(shared) = &self.shared {
             let as_tokens = LayerShape { activation: shape.activation, ..*shared.shape() };
             view = view.with_shared(Arc::new(shared.seen_as(as_tokens)?))?;
@@ -241,23 +264,31 @@ impl HostExperts {
         let activation = Activation::of_values(x.values());
         let (tokens, output) = (x.rows() as u32, out.element());
         let shape = LayerShape { top: top as u32, on_input, activation, output, ..*self.experts.shape() };
-        let layer = self.view(shape)?;
-        let contents: [&[u8]; 3] = [dense_bytes(x), bytemuck::cast_slice(call.ids), bytemuck::cast_slice(call.weights)];
+        let adapters = call.adapted.map(|adapted| self.adapters(adapted.adapters())).transpose()?;
+        let layer = self.view(shape, adapters.as_ref())?;
+        let numbers = call.adapted.map_or(&[][..], |adapted| adapted.ids());
+        let contents: [&[u8]; 4] = [
+            dense_bytes(x),
+            bytemuck::cast_slice(call.ids),
+            bytemuck::cast_slice(call.weights),
+            bytemuck::cast_slice(numbers),
+        ];
         let results = x.rows() * shape.hidden as usize * output.bytes();
-        let [x, ids, weights, results] = self.places(kept, contents.map(<[u8]>::len).into_iter().chain([results]))?;
+        let [x, ids, weights, adapters, results] =
+            self.places(kept, contents.map(<[u8]>::len).into_iter().chain([results]))?;
         for (place, bytes) in kept.places.iter().flatten().zip(contents) {
             // SAFETY: `run` waits for the stream before the caller's slices go, and the place has as many bytes.
             unsafe { place.write(0, bytes, kept.queue.stream()) }?;
         }
         let (choice, placement) =
             (Choice::Given { ids, wide: false, weights }, layer.away().map(|away| away.placement()));
-        let call = LayerCall { tokens, x, choice, addend: None, placement, out: results };
+        let call = LayerCall { tokens, x, choice, addend: None, adapters, placement, out: results };
         for piece in pieces(layer.shape(), &call) {
             // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the
             // stream.
             unsafe { kept.queue.enqueue_layer(&layer, &piece, None) }?;
         }
-        match &kept.places[3] {
+        match &kept.places[4] {
             // SAFETY: `run` waits for the stream, and nobody looks at the results before that.
             Some(place) => unsafe { place.read(0, out.bytes_mut(), kept.queue.stream()) },
             None => Ok(()),
@@ -265,9 +296,9 @@ impl HostExperts {
     }
 
     /// Where tensors of so many bytes are to be.
-    fn places(&self, kept: &mut Kept, lengths: impl Iterator<Item = usize>) -> Result<[u64; 4]> {
+    fn places(&self, kept: &mut Kept, lengths: impl Iterator<Item = usize>) -> Result<[u64; 5]> {
         let context = Device::of(self.device)?.context;
-        let mut addresses = [0; 4];
+        let mut addresses = [0; 5];
         for ((place, bytes), address) in kept.places.iter_mut().zip(lengths).zip(&mut addresses) {
             if place.as_ref().is_none_or(|place| place.bytes() < bytes) {
                 // Nothing is queued that uses what goes: every call waits for its own.
@@ -332,6 +363,7 @@ fn pieces(shape: &LayerShape, call: &LayerCall) -> Vec<LayerCall> {
             tokens: most.min(call.tokens - first),
             x: call.x + before(shape.activation.row_bytes(hidden)),
             choice,
+            adapters: call.adapters + if shape.adapted.is_some() { before(4) } else { 0 },
             out: call.out + before(hidden * shape.output.bytes()),
             ..*call
         }
@@ -347,6 +379,7 @@ pub(crate) fn check_operands(call: &LayerOperands<'_>, hidden: usize) -> Result<
         ("the number of ids", call.ids.len(), rows * call.top),
         ("the number of weights", call.weights.len(), rows * call.top),
         ("the number of results", call.target.len(), rows * hidden),
+        ("the number of the tokens' adapters", call.adapted.map_or(rows, |adapted| adapted.ids().len()), rows),
     ];
     let mismatch = |what, found: String, expected: String| Err(Error::Mismatch { group: 0, what, found, expected });
     if let Some((what, found, expected)) = expected.into_iter().find(|(_, found, expected)| found != expected) {

@@ -3,7 +3,8 @@
 //! hold when it is launched. A layer that is dropped waits for the streams that read it.
 //!
 //! What only the device sees cannot be refused, and is defined instead. An id outside of 0..experts is nobody's: it
-//! costs nothing and adds nothing, and what its weight is does not matter. A logit that is NaN counts as less than
+//! costs nothing and adds nothing, and what its weight is does not matter. A token whose adapter's number is no
+//! adapter's has none. A logit that is NaN counts as less than
 //! every other; weights of logits that are not finite may be NaN, and then so are the results of that token and of no
 //! other. Tokens, weights and biases that are not finite spoil results of the tokens that meet them. What the host
 //! knows is refused: a workspace that is too small for the number of tokens, with how large it must be; tensors that
@@ -12,11 +13,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::routing::Router;
-use op::{Choose, Error, Intermediate, Output, Result};
+use op::{Adapters, Choose, Error, Gate, Intermediate, Output, Result};
 
 use crate::away::AwayExperts;
 use crate::device::{Device, Readers};
 use crate::driver::{DeviceMemory, Stream, graveyard};
+use crate::experts::adapt::{AdaptedShape, AdapterPlaces, PackedAdapters};
 use crate::experts::layer::{
     self, Choice, Exchange, LayerCall, LayerKernels, LayerLaunches, LayerShape, LayerSite, LayerWeights,
 };
@@ -40,6 +42,46 @@ pub struct DeviceExperts {
     choose: Arc<dyn Choose>,
     /// Where experts are, if the host has some of them: then the shape's are slots.
     away: Option<Arc<AwayExperts>>,
+    /// What tokens may have added to their products.
+    adapters: Option<Arc<DeviceAdapters>>,
+}
+
+/// A layer's adapters in a device's memory.
+#[derive(Debug)]
+pub struct DeviceAdapters {
+    shape: AdaptedShape,
+    places: AdapterPlaces,
+    memory: Vec<DeviceMemory>,
+    readers: Readers,
+}
+
+impl DeviceAdapters {
+    /// Puts adapters into a device's memory, for a layer with this gate.
+    pub fn new(device: usize, adapters: &Adapters, gate: Gate) -> Result<Self> {
+        graveyard::sweep();
+        let (device, packed) = (Device::of(device)?, PackedAdapters::new(adapters, gate)?);
+        let (stream, mut memory) = (Stream::new(device.context)?, Vec::new());
+        let places = packed.placed(|bytes| {
+            let placed = DeviceMemory::holding(device.context, "a layer's adapters", bytes, &stream)?;
+            let address = placed.address();
+            memory.push(placed);
+            Ok::<u64, Error>(address)
+        })?;
+        Ok(Self { shape: packed.shape, places, memory, readers: Readers::default() })
+    }
+
+    /// Bytes of the device's memory that they take.
+    pub fn bytes(&self) -> usize {
+        self.memory.iter().map(DeviceMemory::bytes).sum()
+    }
+}
+
+impl Drop for DeviceAdapters {
+    fn drop(&mut self) {
+        if !self.readers.waited_for() {
+            graveyard::bury(Box::new(std::mem::take(&mut self.memory)));
+        }
+    }
 }
 
 /// Memory that all layers over the same weights share.
@@ -100,7 +142,17 @@ impl DeviceExperts {
         let bytes = memory.iter().map(DeviceMemory::bytes).sum();
         let memory = Placed { weights: memory, corrections: Mutex::default(), readers: Readers::default() };
         let choose = Arc::new(Cheapest { family: device.family, facts: device.facts.clone() });
-        Ok(DeviceExperts { shape, device, weights, bytes, memory: Arc::new(memory), shared: None, choose, away: None })
+        Ok(DeviceExperts {
+            shape,
+            device,
+            weights,
+            bytes,
+            memory: Arc::new(memory),
+            shared: None,
+            choose,
+            away: None,
+            adapters: None,
+        })
     }
 
     /// The same layer, whose calls are computed as somebody says.
@@ -111,6 +163,25 @@ impl DeviceExperts {
     /// The same layer as the slots of a larger one, of which the host has the other experts.
     pub fn among(self, away: Arc<AwayExperts>) -> Self {
         DeviceExperts { away: Some(away), ..self }
+    }
+
+    /// The same layer, whose tokens may have an adapter. The host has none of its experts.
+    pub fn adapted(mut self, adapters: Arc<DeviceAdapters>) -> Result<Self> {
+        if self.away.is_some() {
+            let (what, found) = ("the layer of the adapters", "experts in two places".to_owned());
+            let expected = "all of them on one device; give no gpu_bytes, or compute on the processor".to_owned();
+            return Err(Error::Mismatch { group: 0, what, found, expected });
+        }
+        self.shape.adapted = Some(adapters.shape);
+        self.shape.check()?;
+        self.weights.adapters = adapters.places;
+        self.adapters = Some(adapters);
+        Ok(self)
+    }
+
+    /// Its adapters, if it has some.
+    pub fn adapters(&self) -> Option<&Arc<DeviceAdapters>> {
+        self.adapters.as_ref()
     }
 
     /// Where experts are, if the host has some of them.
@@ -159,7 +230,7 @@ impl DeviceExperts {
         }
         let Self { device, weights, bytes, .. } = *self;
         let (memory, choose, away) = (Arc::clone(&self.memory), Arc::clone(&self.choose), self.away.clone());
-        Ok(DeviceExperts { shape, device, weights, bytes, memory, shared: None, choose, away })
+        Ok(DeviceExperts { shape, device, weights, bytes, memory, shared: None, choose, away, adapters: None })
     }
 
     /// The same layer with an expert that computes every token, whose results are added to the others' in f32. It is a
@@ -244,6 +315,9 @@ impl DeviceExperts {
     /// Remembers that work in a stream will read the weights.
     pub(crate) fn read_by(&self, stream: &Arc<Stream>) {
         self.memory.readers.add(stream);
+        if let Some(adapters) = &self.adapters {
+            adapters.readers.add(stream);
+        }
         if let Some(shared) = &self.shared {
             shared.memory.readers.add(stream);
         }
@@ -264,6 +338,9 @@ impl DeviceExperts {
         }
         if let Some((ty, addend)) = call.addend {
             place("what is added to the results", addend, elements * ty.bytes(), ALIGNMENT)?;
+        }
+        if shape.adapted.is_some() {
+            place("the tokens' adapters", call.adapters, 4 * tokens, 4)?;
         }
         if shape.gated && call.choice != Choice::Everyone {
             let (what, found) = ("the weights of an expert with a gate of its own", "given, or chosen".to_owned());

@@ -722,6 +722,6 @@ fn layer_key(layer: &Arc<DeviceExperts>, call: &LayerCall, lent: Option<(u64, us
         Choice::Everyone => [0; 2],
     };
     let lent = lent.map(|(address, _)| address);
-    (Arc::as_ptr(layer).addr(), [call.x, call.out], chosen, call.tokens, lent).hash(&mut hasher);
+    (Arc::as_ptr(layer).addr(), [call.x, call.out, call.adapters], chosen, call.tokens, lent).hash(&mut hasher);
     hasher.finish()
 }

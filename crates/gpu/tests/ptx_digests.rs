@@ -107,6 +107,7 @@ const LAYER: LayerShape = LayerShape {
     codes: Codes::Bfloats,
     partial: Output::F32,
     output: Output::BF16,
+    adapted: None,
 };
 
 /// Layers, each for another kind of kernels.
@@ -150,7 +151,7 @@ fn of_layer(family: &str, name: &str, tokens: u32, config: &str) -> Vec<ptx::Ker
     let choice = Choice::Logits { logits: 0, spec, correction: 0, scale: 1.0 };
     let config = config.parse::<Request>().unwrap().complete().expect("a whole configuration");
     let kernels = LayerKernels::new(family, &shape, &config, &facts(family)).unwrap();
-    let call = LayerCall { tokens, x: 0, choice, addend: None, placement: None, out: 0 };
+    let call = LayerCall { tokens, x: 0, choice, addend: None, adapters: 0, placement: None, out: 0 };
     let site = LayerSite { workspace: 0, exchange: 0, multiprocessors: 132 };
     let launches = layer::launches(&shape, &kernels, &LayerWeights::default(), &call, site).all;
     launches.iter().map(|launch| launch.kernel.build().unwrap()).collect()

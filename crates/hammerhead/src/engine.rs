@@ -9,8 +9,8 @@ use format::{Dense, Values};
 use half::{bf16, f16};
 use op::operands::problem_of;
 use op::{
-    Activation, Activations, Backend, Call, Config, Error, Gate, Output, PackedWeights, Problem, Request, Result,
-    Shape, Target, Team, Weights, Workers,
+    Activation, Activations, Addend, Backend, Call, Config, Error, Gate, Output, PackedWeights, Problem, Request,
+    Result, Shape, Target, Team, Weights, Workers,
 };
 
 use crate::memory::filled;
@@ -316,11 +316,12 @@ impl Engine {
     }
 
     /// Computes with bits that do not depend on the number of threads. With `largest`, which no activation exceeds,
-    /// they do not depend on what else is in a group either.
+    /// they do not depend on what else is in a group either. `added` goes to the sums, if there is any.
     pub(crate) fn run_steady(
         &self,
         layer: &Layer,
         activations: &[Activations<'_>],
+        added: Option<&[Addend<'_>]>,
         targets: &mut [Target<'_>],
         largest: Option<f32>,
     ) -> Result<()> {
@@ -328,7 +329,10 @@ impl Engine {
         let problem = self.problem(layer, activations, output)?;
         let choice = self.steady(layer)?.choose(&problem, largest.is_some())?;
         let activations = layer.input_scales.apply(activations, &self.team)?;
-        let call = Call::new(choice, &problem, layer.packed.as_ref(), &activations, targets, &self.team)?;
+        let mut call = Call::new(choice, &problem, layer.packed.as_ref(), &activations, targets, &self.team)?;
+        if let Some(added) = added {
+            call = call.with_addends(added)?;
+        }
         match largest {
             // Tokens were multiplied with input scales since they were measured.
             Some(largest) => call.with_largest((largest * layer.input_scales.largest()).min(f32::MAX)).run(),

@@ -29,10 +29,10 @@ pub use plan::{Basis, Considered, Plan};
 
 pub use op::operands::expect_finite;
 pub use op::{
-    Activation, Activations, Arithmetic, Backend, Config, Cost, Epilogue, Error, ExpertWeights, Gate, Ids,
-    Intermediate, MlpWeights, Output, Own, Problem, Request, Result, Routed, Router, Schedule, Scoring, Setting, Shape,
-    SharedWeights, Strategy, Target, Team, Tile, Weights, Whole, Workers, bound, interrupt, layer_reference, reference,
-    routing,
+    Activation, Activations, Adapted, Adapter, Adapters, Arithmetic, Backend, Config, Cost, Epilogue, Error,
+    ExpertWeights, Gate, Ids, Intermediate, LowRank, MlpWeights, Output, Own, Problem, Request, Result, Routed, Router,
+    Schedule, Scoring, Setting, Shape, SharedWeights, Strategy, Target, Team, Tile, Weights, Whole, Workers, bound,
+    interrupt, layer_reference, reference, routing,
 };
 pub use {cpu, format};
 
@@ -40,6 +40,7 @@ pub use {cpu, format};
 pub mod gpu {
     pub use crate::queue::Queue;
     pub use ::gpu::host::DeviceRouting;
+    pub use ::gpu::loaded::DeviceAdapters;
     pub use ::gpu::trial::tried_by;
     pub use ::gpu::{Cuda, DeviceOutput, DeviceTokens};
 }

@@ -24,8 +24,11 @@
 //! # }
 //! ```
 
+use std::sync::Arc;
+
 use gpu::driver::Stream;
 use gpu::host::DeviceRouting;
+use gpu::loaded::DeviceAdapters;
 use gpu::{Cuda, DeviceOutput, DeviceTokens, LaunchQueue, Prepared};
 use op::operands::problem_of;
 use op::{Error, Problem, Request, Result};
@@ -102,7 +105,26 @@ impl Queue {
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { layer.enqueue(&mut self.launches, tokens, routing, out, workspace) }
+        unsafe { layer.enqueue(&mut self.launches, tokens, routing, None, out, workspace) }
+    }
+
+    /// The same, with adapters beside the weights: those that [`Experts::device_adapters`] has put there, and where the
+    /// number of each token's is, 32 bits each; a token whose number is no adapter's, such as -1, has none. A workspace
+    /// of the caller's is not taken: the queue's own is.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Queue::enqueue_experts`], for the numbers too.
+    pub unsafe fn enqueue_adapted_experts(
+        &mut self,
+        layer: &Experts,
+        tokens: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        adapted: (&Arc<DeviceAdapters>, u64),
+        out: DeviceOutput,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { layer.enqueue(&mut self.launches, tokens, routing, Some(adapted), out, None) }
     }
 
     /// Queues the move of experts to and from the device, where it holds some of a layer's and the processor has the

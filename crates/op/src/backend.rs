@@ -66,9 +66,15 @@ pub struct Operands<'a, 'i, 'o> {
     pub activations: &'a [Activations<'i>],
     /// The largest finite magnitude in each group of dense activations; not used for quantised ones.
     pub largest: &'a [f32],
+    /// What is added to every group's sums behind their biases, an f32 plane `[m, n]` for each matrix; empty where
+    /// nothing is, and always for backends that do not [`Backend::adds`].
+    pub addends: &'a [Addend<'a>],
     /// The results.
     pub targets: &'a mut [Target<'o>],
 }
+
+/// What is added to a group's sums: `[m, n]` for its first matrix, and for its second if it has one.
+pub type Addend<'a> = [&'a [f32]; 2];
 
 /// A part of a prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,6 +128,11 @@ pub unsafe trait Backend: Send + Sync {
     /// The same for the products of whole layers, where an NVFP4 intermediate may be multiplied as numbers of 16 bits.
     fn layer_arithmetic(&self, activation: Activation) -> Arithmetic {
         self.arithmetic(activation)
+    }
+
+    /// Whether a run can add numbers to its sums before the gate.
+    fn adds(&self) -> bool {
+        false
     }
 
     /// The settings that its configurations may have beside those that all have; `legal` refuses others.

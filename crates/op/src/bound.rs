@@ -8,7 +8,8 @@
 //! quantum q and Σ|a·b| ≤ 2²³·q, every partial sum is exact in f32, in whatever order, and nothing is forgiven:
 //! community inputs for groups are of that kind.
 //!
-//! **Scaling** by α rounds twice, and **a bias** that is not zero is added with one rounding. **The gate** moves with
+//! **Scaling** by α rounds twice, **a bias** that is not zero is added with one rounding, and what an adapter adds, if
+//! anything, with another, beside what that itself is off by ([`crate::adapters`]). **The gate** moves with
 //! its sum as far as [`Gate`] says of itself, and is computed within a multiple of ε of itself that is stated beside
 //! its code. **The product** with the up value and **the cast** to the output type round once each. Values that leave
 //! f32's normal range are flushed to within its smallest normal number (sums that α brings beyond f32 are infinite, and
@@ -60,8 +61,15 @@ fn error(element: &Element, gate: Gate, k: usize, arithmetic: Arithmetic) -> f64
     let smallest = f64::from(f32::MIN_POSITIVE);
     let sum_error = |sum: &Sum| {
         let accumulated = arithmetic.error(sum, k) + sum.negligible + sum.rounded;
-        let scaled = accumulated + 2.0 * EPSILON * ((sum.value - sum.bias).abs() + accumulated);
-        if sum.bias == 0.0 { scaled } else { scaled + EPSILON * (sum.value.abs() + scaled) }
+        let ([addend, addend_error], biased) = (sum.addend, sum.value - sum.addend[0]);
+        let mut error = accumulated + 2.0 * EPSILON * ((biased - sum.bias).abs() + accumulated);
+        if sum.bias != 0.0 {
+            error += EPSILON * (biased.abs() + error);
+        }
+        if addend != 0.0 || addend_error != 0.0 {
+            error += addend_error + EPSILON * (sum.value.abs() + error + addend_error);
+        }
+        error
     };
     if element.sums().any(|sum| sum.value.abs() + sum_error(sum) > f64::from(f32::MAX)) {
         return f64::INFINITY;

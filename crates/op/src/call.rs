@@ -5,7 +5,7 @@
 //! unless the backend is available, the configuration legal for this very problem, and every operand of the problem's
 //! shape and type.
 
-use crate::backend::{Backend, Operands, PackedWeights};
+use crate::backend::{Addend, Backend, Operands, PackedWeights};
 use crate::{Activations, Config, Error, Problem, Result, Target, Team, operands};
 
 /// A backend, a configuration and operands that fit together.
@@ -17,6 +17,7 @@ pub struct Call<'a, 'i, 'o> {
     weights: &'a dyn PackedWeights,
     activations: &'a [Activations<'i>],
     largest: Vec<f32>,
+    addends: &'a [Addend<'a>],
     targets: &'a mut [Target<'o>],
     team: &'a Team,
 }
@@ -41,7 +42,27 @@ impl<'a, 'i, 'o> Call<'a, 'i, 'o> {
         check_activations(problem, activations)?;
         check_targets(problem, targets)?;
         let largest = operands::largest_of(activations, team);
-        Ok(Self { backend, problem, config, weights, activations, largest, targets, team })
+        Ok(Self { backend, problem, config, weights, activations, largest, addends: &[], targets, team })
+    }
+
+    /// The same call, in which numbers are added to every group's sums behind their biases and before the gate.
+    pub fn with_addends(self, addends: &'a [Addend<'a>]) -> Result<Self> {
+        let groups = self.problem.groups();
+        if !self.backend.adds() {
+            let (found, expected) = (self.backend.name(), "one that adds to sums, as the CPU's do");
+            return Err(mismatch(0, "the backend of products with adapters", found, expected));
+        }
+        if addends.len() != groups.len() {
+            return Err(mismatch(0, "the number of addends", addends.len(), groups.len()));
+        }
+        for (group, (planes, shape)) in addends.iter().zip(groups).enumerate() {
+            for plane in &planes[..self.problem.matrices()] {
+                if plane.len() != shape.m * shape.n {
+                    return Err(mismatch(group, "the length of an addend", plane.len(), shape.m * shape.n));
+                }
+            }
+        }
+        Ok(Self { addends, ..self })
     }
 
     /// The same call, in which the largest activation of every group is taken to be at least so large. Backends scale
@@ -53,8 +74,8 @@ impl<'a, 'i, 'o> Call<'a, 'i, 'o> {
 
     /// Computes.
     pub fn run(self) -> Result<()> {
-        let Call { backend, problem, config, weights, activations, largest, targets, team } = self;
-        let operands = Operands { weights, activations, largest: &largest, targets };
+        let Call { backend, problem, config, weights, activations, largest, addends, targets, team } = self;
+        let operands = Operands { weights, activations, largest: &largest, addends, targets };
         // SAFETY: `Call::new` has seen that the backend is available, that it finds the configuration legal for the
         // problem on this team, and that layout, shapes, types and lengths of all operands are the problem's; since
         // then nobody could change any of them: they are borrowed.

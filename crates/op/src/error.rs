@@ -74,6 +74,12 @@ pub enum Error {
         name: String,
     },
 
+    /// Adapters of a layer whose intermediate is NVFP4.
+    #[error(
+        "adapters add to numbers that an NVFP4 intermediate does not keep; take 'tokens' or 'f32' between the products"
+    )]
+    AdaptedIntermediate,
+
     /// Two operands of one group do not fit together.
     #[error("group {group}: {what} is {found} but {expected} was expected; check which tensors belong together")]
     Mismatch {

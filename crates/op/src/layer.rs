@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use format::Dense;
 
-use crate::{Config, ExpertWeights, Intermediate, Problem, Result, Target};
+use crate::{Adapted, Config, ExpertWeights, Intermediate, Problem, Result, Target};
 
 /// Whoever settles how problems are computed.
 pub trait Choose: fmt::Debug + Send + Sync {
@@ -76,6 +76,8 @@ pub struct LayerOperands<'a> {
     pub top: usize,
     /// Whether weights multiply what experts are given, and not what they make of it.
     pub on_input: bool,
+    /// The adapters of tokens that have one.
+    pub adapted: Option<&'a Adapted>,
     /// Results `[rows, hidden]`.
     pub target: Target<'a>,
 }

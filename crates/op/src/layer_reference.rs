@@ -6,6 +6,8 @@
 //! out[t] = Σ_j w[t,j]·y_{e[t,j]} + σ(x·v)·shared   f32, j = 0..k−1 in this order, the shared expert last; rounded once
 //! ```
 //!
+//! Where a token has an adapter, that adds to all three products: [`adapters`](crate::adapters).
+//!
 //! Where weights multiply inputs (Llama-4), `x·w` stands in the place of x, rounded to f32 at most, and the outputs are
 //! added as they are.
 //!
@@ -29,8 +31,11 @@ use format::{BLOCK, Dense, Values};
 use half::{bf16, f16};
 
 use crate::bound::Bounded;
-use crate::reference::{Element, Reference};
-use crate::{Activation, Activations, Arithmetic, ExpertWeights, Gate, Intermediate, MlpWeights, Result, Routed};
+use crate::reference::{Element, Reference, Sum};
+use crate::{
+    Activation, Activations, Arithmetic, Error, ExpertWeights, Gate, Intermediate, LowRank, MlpWeights, Projection,
+    Result, Routed,
+};
 
 const EPSILON: f64 = 1.0 / (1u32 << 24) as f64;
 /// Tokens of one expert are taken to be no further apart than this: see `negligible` in [`crate::reference::Sum`].
@@ -58,7 +63,9 @@ impl LayerReference<'_, '_> {
         let global = self.tokens.global();
         let width = self.weights.experts()[0].widths()[2];
         let mut out = vec![Combined::default(); width];
-        let mut compute = |mlp: &MlpWeights<'_>, factor: Option<f32>, weight: Bounded| -> Result<()> {
+        let adapted = self.routed.adapters().and_then(|adapted| Some((adapted.adapters(), adapted.of(token)?)));
+        let mut compute = |mlp: &MlpWeights<'_>, expert: Option<usize>, factor: Option<f32>, weight: Bounded| {
+            let deltas = |projection| adapted.and_then(|(all, adapter)| all.pair(adapter, expert?, projection));
             let scaled: Vec<f32> = x.iter().map(|&x| x * factor.unwrap_or(1.0)).collect();
             let activations = Dense::new(1, x.len(), if factor.is_some() { scaled } else { x.clone() }, global)?;
             let first = if factor.is_some() { Activation::F32 } else { element };
@@ -67,18 +74,20 @@ impl LayerReference<'_, '_> {
                 Intermediate::F32 => Rounding::F32,
                 Intermediate::NvFp4 => Rounding::NvFp4(mlp.intermediate_scale().value()),
             };
-            let layer = Mlp { mlp, gate: self.weights.gate(), rounding, first };
+            let deltas = Projection::ALL.map(deltas);
+            let layer = Mlp { mlp, gate: self.weights.gate(), rounding, first, deltas };
             for (out, y) in out.iter_mut().zip(layer.row(&activations.into(), factor.is_some(), arithmetic)?) {
                 out.add(weight, y);
             }
-            Ok(())
+            Ok::<(), Error>(())
         };
         for (expert, weight) in self.routed.of(token) {
             let (factor, weight) = if self.routed.is_on_input() { (Some(weight), 1.0) } else { (None, weight) };
-            compute(&self.weights.experts()[expert], factor, Bounded { value: weight.into(), error: 0.0 })?;
+            let weight = Bounded { value: weight.into(), error: 0.0 };
+            compute(&self.weights.experts()[expert], Some(expert), factor, weight)?;
         }
         if let Some(shared) = self.weights.shared() {
-            compute(shared.mlp(), None, shared.gate().map_or(ONE, |gate| gating(&x, gate, global.value())))?;
+            compute(shared.mlp(), None, None, shared.gate().map_or(ONE, |gate| gating(&x, gate, global.value())))?;
         }
         Ok(out.into_iter().map(|sum| sum.bounded).collect())
     }
@@ -216,6 +225,8 @@ struct Mlp<'a, 'b> {
     rounding: Rounding,
     /// The type of its tokens.
     first: Activation,
+    /// What an adapter adds to gate, up and down.
+    deltas: [Option<(&'a LowRank, f32)>; 3],
 }
 
 impl Mlp<'_, '_> {
@@ -236,8 +247,29 @@ impl Mlp<'_, '_> {
         let reference = Reference::new(x, self.mlp.up(), self.gate).among_tokens_apart_by(APART);
         let token = reference.token(0);
         let token = if rounded { token.rounded() } else { token };
-        let element = |n: usize| reference.element(&token, &reference.column(n));
+        let mut values = vec![0.0; x.k()];
+        x.unscaled_row(0, &mut values);
+        let global = x.global().value();
+        // Tokens times weights round where a backend multiplies them, before A or behind it.
+        let error = |x: f64| if rounded { EPSILON * x.abs() } else { 0.0 };
+        let values: Vec<Bounded> =
+            values.iter().map(|&x| global * f64::from(x)).map(|value| Bounded { value, error: error(value) }).collect();
+        let deltas = [0, 1].map(|matrix| self.delta(matrix, &values));
+        let element = |n: usize| {
+            let Element { gate, up, .. } = reference.element(&token, &reference.column(n));
+            let with = |sum: Sum, matrix: usize| match &deltas[matrix] {
+                Some(deltas) => sum.added(deltas[n].value, deltas[n].error),
+                None => sum,
+            };
+            let (gate, up) = (with(gate, 0), up.map(|up| with(up, 1)));
+            Element { gate, up, value: self.gate.apply(gate.value, up.map_or(0.0, |up| up.value)) }
+        };
         (0..self.mlp.up().n()).map(|n| Bounded::new(&element(n), self.gate, x.k(), arithmetic)).collect()
+    }
+
+    /// What an adapter adds to a matrix's product.
+    fn delta(&self, matrix: usize, x: &[Bounded]) -> Option<Vec<Bounded>> {
+        self.deltas[matrix].map(|(pair, scaling)| pair.delta(x, scaling.into()))
     }
 
     /// y, of an intermediate that a backend may have slightly otherwise.
@@ -252,6 +284,7 @@ impl Mlp<'_, '_> {
         let inputs = Dense::new(1, h.len(), narrow, 1.0)?.into();
         let reference = Reference::new(&inputs, down, Gate::None).among_tokens_apart_by(APART);
         let token = reference.token(0);
+        let deltas = self.delta(2, h);
         let column = |n: usize| {
             let column = reference.column(n);
             let weights: Vec<f64> = column[0].factors(down.input_scale()).collect();
@@ -260,6 +293,9 @@ impl Mlp<'_, '_> {
             let mut sum = reference.element(&token, &column).gate;
             sum.exact &= moved == 0.0 && narrowed.iter().all(|&x| x == 0.0);
             sum.value += missing;
+            if let Some(deltas) = &deltas {
+                sum = sum.added(deltas[n].value, deltas[n].error);
+            }
             let element = Element { gate: sum, up: None, value: sum.value };
             let y = Bounded::new(&element, Gate::None, h.len(), arithmetic);
             // Moved inputs round otherwise: a little more than the reference's do.

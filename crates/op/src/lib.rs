@@ -21,6 +21,7 @@
 //! # Ok::<(), hammerhead_op::Error>(())
 //! ```
 
+pub mod adapters;
 pub mod arithmetic;
 pub mod backend;
 pub mod bound;
@@ -45,8 +46,9 @@ mod target;
 mod team;
 mod whole;
 
+pub use adapters::{Adapted, Adapter, Adapters, LowRank, Projection};
 pub use arithmetic::Arithmetic;
-pub use backend::{Backend, Cost, Operands, PackedWeights, Phase};
+pub use backend::{Addend, Backend, Cost, Operands, PackedWeights, Phase};
 pub use call::{Call, check_weights};
 pub use config::{Config, Epilogue, Schedule, Strategy, Tile};
 pub use error::{Error, Result};

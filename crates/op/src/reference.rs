@@ -79,10 +79,12 @@ fn lowest_place(x: f32) -> Option<i32> {
 /// One dot product, and how hard it was.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sum {
-    /// α·Σ a·b + bias.
+    /// α·Σ a·b + bias + addend.
     pub value: f64,
     /// The bias in it.
     pub bias: f64,
+    /// What is added to both, which is computed as well: its value, and how far off it may be.
+    pub addend: [f64; 2],
     /// |α|·Σ |a·b|; infinite where Σ |a·b| itself is beyond f32, so that no f32 sum can be held to anything.
     pub magnitude: f64,
     /// Whether every partial sum, in any order, is a number that f32 can hold exactly.
@@ -115,11 +117,17 @@ impl Sum {
         Self { value: self.value + bias, bias, ..self }
     }
 
+    /// The same sum with a computed number added last, which may be off by so much.
+    pub fn added(self, addend: f64, error: f64) -> Self {
+        Self { value: self.value + addend, addend: [addend, error], ..self }
+    }
+
     /// A sum of which no more is known than its value and its magnitude.
     pub fn rough(value: f64, magnitude: f64) -> Self {
         Self {
             value,
             bias: 0.0,
+            addend: [0.0; 2],
             magnitude,
             exact: false,
             negligible: 0.0,
@@ -229,6 +237,7 @@ pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
     Sum {
         value: alpha * walks.in_a_row.sums[0],
         bias: 0.0,
+        addend: [0.0; 2],
         magnitude: if overflows { f64::INFINITY } else { scale * magnitude },
         exact,
         negligible: scale * a.values.len() as f64 * (largest * 2f64.powi(-124) + 2f64.powi(-118)),

@@ -21,7 +21,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Error, Result};
+use crate::{Adapted, Error, Result};
 
 /// How logits become weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -200,7 +200,8 @@ impl Router {
             ids.extend(scratch.chosen.iter().map(|&(_, expert)| expert));
             self.weigh(logits, &scratch, &mut weights);
         }
-        Ok(Routed { top_k: self.top_k, ids, weights, on_input: self.scoring == Scoring::SigmoidInput })
+        let on_input = self.scoring == Scoring::SigmoidInput;
+        Ok(Routed { top_k: self.top_k, ids, weights, on_input, adapted: None })
     }
 
     /// Finds a token's experts, largest first.
@@ -312,6 +313,7 @@ pub struct Routed {
     ids: Vec<u32>,
     weights: Vec<f32>,
     on_input: bool,
+    adapted: Option<Adapted>,
 }
 
 impl Routed {
@@ -338,12 +340,27 @@ impl Routed {
             Ids::I64(ids) => ids.iter().map(|&id| here(id)).collect(),
         };
         let top_k = count.checked_div(tokens).unwrap_or(0);
-        Ok(Self { top_k, ids, weights: weights.to_vec(), on_input: false })
+        Ok(Self { top_k, ids, weights: weights.to_vec(), on_input: false, adapted: None })
     }
 
     /// The same, with weights that multiply the experts' inputs instead of their outputs (Llama-4).
     pub fn on_input(self) -> Self {
         Self { on_input: true, ..self }
+    }
+
+    /// The same, with an adapter beside the weights for tokens that have one.
+    pub fn adapted(self, adapted: Adapted) -> Result<Self> {
+        if adapted.ids().len() != self.tokens() {
+            let (tensor, found, expected) =
+                ("adapters", adapted.ids().len(), format!("{}, one per token", self.tokens()));
+            return Err(Error::RoutingLength { tensor, found, expected });
+        }
+        Ok(Self { adapted: Some(adapted), ..self })
+    }
+
+    /// The adapter of every token, if any has one.
+    pub fn adapters(&self) -> Option<&Adapted> {
+        self.adapted.as_ref()
     }
 
     /// Experts per token.

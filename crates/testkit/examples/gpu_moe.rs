@@ -186,6 +186,7 @@ impl Tensors {
                 scale: router.scaling(),
             },
             addend: None,
+            adapters: 0,
             placement: None,
             out: self.out.address(),
         }

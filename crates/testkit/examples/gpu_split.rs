@@ -260,7 +260,7 @@ fn failure() -> Result<Value> {
         let (tokens, out) = tensors.places(k);
         let routing = DeviceRouting::Logits { logits: tensors.logits.address(), router: &instance.router };
         // SAFETY: the tensors stay until the results have been read.
-        unsafe { layer.enqueue(&mut queue, tokens, routing, out, None) }?;
+        unsafe { layer.enqueue(&mut queue, tokens, routing, None, out, None) }?;
         let found = tensors.results(k, queue.stream())?;
         let mut values = vec![0f32; k];
         for token in 0..tensors.rows {
@@ -269,7 +269,7 @@ fn failure() -> Result<Value> {
             passed &= values.iter().all(|x| x.is_nan() == needed);
         }
         // SAFETY: as above; it is refused.
-        let refused = unsafe { layer.enqueue(&mut queue, tokens, routing, out, None) };
+        let refused = unsafe { layer.enqueue(&mut queue, tokens, routing, None, out, None) };
         let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
         println!("{said}");
         passed &= said.contains(word);

@@ -66,7 +66,7 @@ pub fn counters(backend: &Simulated, problem: &Problem, config: &Config) -> Resu
     let mut results = poisoned(&instance);
     let targets = &mut Target::all(&mut results);
     let (weights, activations) = (weights.as_ref(), &instance.activations[..]);
-    let operands = Operands { weights, activations, largest: &largest, targets };
+    let operands = Operands { weights, activations, largest: &largest, addends: &[], targets };
     let profiles = backend.launch_all(&instance.problem, config, operands)?;
     let shapes = instance.problem.groups().iter().zip(results);
     let results: Vec<Dense<'_>> =

@@ -31,6 +31,7 @@ pub const PLAIN: LayerShape = LayerShape {
     codes: Codes::Bfloats,
     partial: Output::F32,
     output: Output::BF16,
+    adapted: None,
 };
 
 /// Every kind of layer, by what is peculiar to it, in the sizes of a plain one: for the simulator and for GPUs.

@@ -192,7 +192,7 @@ fn element(
 }
 
 /// So many bytes as words.
-fn load(k: &mut Builder, bytes: u32, at: Addr<Global>) -> Vec<Reg<U32>> {
+pub(super) fn load(k: &mut Builder, bytes: u32, at: Addr<Global>) -> Vec<Reg<U32>> {
     if bytes == 8 {
         return k.load_vector::<U32, Global, 2>(at).to_vec();
     }
@@ -200,7 +200,7 @@ fn load(k: &mut Builder, bytes: u32, at: Addr<Global>) -> Vec<Reg<U32>> {
 }
 
 /// Numbers of their words, exactly.
-fn floats(k: &mut Builder, ty: Output, words: &[Reg<U32>]) -> Vec<Reg<F32>> {
+pub(super) fn floats(k: &mut Builder, ty: Output, words: &[Reg<U32>]) -> Vec<Reg<F32>> {
     let pair = |k: &mut Builder, word: Reg<U32>| match ty {
         Output::F16 => k.unpack_pair(word.cast::<F16x2>()).map(|half| k.convert(half)).to_vec(),
         Output::BF16 => vec![k.shl(word, 16).cast(), k.and(word, 0xFFFF_0000u32).cast()],
@@ -210,7 +210,7 @@ fn floats(k: &mut Builder, ty: Output, words: &[Reg<U32>]) -> Vec<Reg<F32>> {
 }
 
 /// Rounds four or eight numbers, and stores them.
-fn store(k: &mut Builder, ty: Output, at: Addr<Global>, sums: &[Reg<F32>]) {
+pub(super) fn store(k: &mut Builder, ty: Output, at: Addr<Global>, sums: &[Reg<F32>]) {
     let pair = |pair: &[Reg<F32>]| match ty {
         Output::BF16 => k.convert_pair::<Bf16x2>(pair[0], pair[1]).cast(),
         _ => k.convert_pair::<F16x2>(pair[0], pair[1]).cast(),

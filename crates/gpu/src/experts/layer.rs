@@ -20,6 +20,7 @@ use op::{
 
 use ptx::Feature;
 
+use super::adapt::{AdaptedShape, AdapterPlaces, Ends, ExpandSpec, ShrinkSpec};
 use super::between::{BetweenSpec, Form};
 use super::combine::CombineSpec;
 use super::place::{self, PlaceSpec};
@@ -36,6 +37,7 @@ use crate::family::Family;
 use crate::launch::{Argument, Launch};
 use crate::pack::Codes;
 use crate::phases::experts::FACTOR_BYTES;
+use crate::phases::gates::{self, Function};
 use crate::products::{ExpertKernel, MOST_EXPERTS, ProductOperands, ProductShape};
 
 /// What every part of the workspace begins at a multiple of.
@@ -77,6 +79,8 @@ pub struct LayerShape {
     pub partial: Output,
     /// The results' type.
     pub output: Output,
+    /// What tokens may have added to their products, if anything.
+    pub adapted: Option<AdaptedShape>,
 }
 
 impl LayerShape {
@@ -100,6 +104,7 @@ impl LayerShape {
             codes: Codes::Bfloats,
             partial: Output::F32,
             output: Output::F32,
+            adapted: None,
         }
     }
 
@@ -134,6 +139,7 @@ impl LayerShape {
             codes: Codes::Bfloats,
             partial: Output::F32,
             output: problem.output(),
+            adapted: None,
         })
     }
 
@@ -177,6 +183,12 @@ impl LayerShape {
         if self.gated && (self.experts, self.on_input) != (1, false) {
             return refuse("the number of experts with a gate of their own", self.experts, "1, weighed by that alone");
         }
+        if self.adapted.is_some() && self.intermediate == Intermediate::NvFp4 {
+            return Err(Error::AdaptedIntermediate);
+        }
+        if self.adapted.is_some() && self.partial != Output::F32 {
+            return unfit("the type of what adapters add to", &self.partial.to_string(), "f32");
+        }
         if self.intermediate == Intermediate::NvFp4 && self.scaled[1] {
             return unfit("the intermediate", "nvfp4", "tokens or f32, since experts multiply it with an input scale");
         }
@@ -217,9 +229,9 @@ impl LayerShape {
         }
     }
 
-    /// Whether the kernel between the products must know the expert of every row.
+    /// Whether a kernel behind the sort must know the expert of every row.
     fn owned(&self) -> bool {
-        matches!(self.step(), Some(Step::Own(_)))
+        self.adapted.is_some() || matches!(self.step(), Some(Step::Own(_)))
     }
 
     /// Bytes of each packed matrix of an expert: gate (or the only one), up if there is one, down.
@@ -245,9 +257,9 @@ impl LayerShape {
         [bytes(spec.weights.experts()), shared]
     }
 
-    /// The first product: gate and up.
+    /// The first product: gate and up; or where adapters add to their sums, either of them.
     pub fn gate_up(&self) -> ProductShape {
-        ProductShape {
+        let own = ProductShape {
             experts: self.experts,
             n: self.inner,
             k: self.hidden,
@@ -259,16 +271,20 @@ impl LayerShape {
             factored: self.on_input,
             follows: false,
             invariant: self.invariant,
+        };
+        if self.adapted.is_none() {
+            return own;
         }
+        ProductShape { gate: Gate::None, output: Output::F32, biased: false, factored: false, ..own }
     }
 
     /// The second product.
     pub fn down(&self) -> ProductShape {
         let (gate, output) = (Gate::None, self.partial);
-        let (activation, follows) = (self.inner_activation(), self.step().is_none());
-        let (n, k, factored) = (self.hidden, self.inner, false);
+        let (activation, follows) = (self.inner_activation(), self.step().is_none() && self.adapted.is_none());
+        let (n, k, factored, biased) = (self.hidden, self.inner, false, self.biased);
         let codes = if self.intermediate == Intermediate::NvFp4 { Codes::Halves } else { self.codes };
-        ProductShape { n, k, gate, activation, codes, output, factored, follows, ..self.gate_up() }
+        ProductShape { n, k, gate, activation, codes, output, factored, biased, follows, ..self.gate_up() }
     }
 }
 
@@ -314,9 +330,21 @@ impl LayerKernels {
         facts: &Facts,
     ) -> Result<Self, String> {
         config.own.check(&format!("a layer on {}", family.name()), &[DOWN, DOWN_DEPTH, DOWN_STAGES])?;
-        let gate_up = family.expert_kernel(&shape.gate_up(), &Config { own: Own::NONE, ..*config }, facts)?;
+        let first = Self::gate_up_config(family, shape, config, facts);
+        let gate_up = family.expert_kernel(&shape.gate_up(), &first, facts)?;
         let down = family.expert_kernel(&shape.down(), &Self::down_config(family, shape, config, facts)?, facts)?;
         Ok(LayerKernels { family, gate_up, down })
+    }
+
+    /// The first product's configuration: what the layer's says, or where its sums are left for adapters, the first
+    /// that there is with tiles of as many tokens.
+    fn gate_up_config(family: &dyn Family, shape: &LayerShape, config: &Config, facts: &Facts) -> Config {
+        let own = Config { own: Own::NONE, ..*config };
+        if shape.adapted.is_none() {
+            return own;
+        }
+        let tokens = u32::try_from(config.tile.tokens).unwrap_or(u32::MAX);
+        family.expert_configs(&shape.gate_up(), tokens, facts).into_iter().next().unwrap_or(own)
     }
 
     /// The second product's configuration, as the layer's says, or why there is none such.
@@ -374,6 +402,8 @@ pub struct LayerWeights {
     pub tables: u64,
     /// The vector `[hidden]` of the only expert's own gate, if it has one.
     pub gate: u64,
+    /// The adapters, if there are some.
+    pub adapters: AdapterPlaces,
 }
 
 /// How tokens find their experts.
@@ -414,6 +444,8 @@ pub struct LayerCall {
     pub choice: Choice,
     /// What is added to the sums, `[tokens, hidden]` of a type, if something is.
     pub addend: Option<(Output, u64)>,
+    /// The adapter of every token, or -1: `[tokens]` of 32 bits, where the layer's shape has adapters.
+    pub adapters: u64,
     /// Where experts are, if the layer's shape has not all of them: the host computes the others.
     pub placement: Option<Placement>,
     /// Results `[tokens, hidden]`.
@@ -481,6 +513,10 @@ struct Between {
     gated: u64,
     made: u64,
     partial: u64,
+    /// What adapters need: the entry of every row, sums of gate and up, and what is between A and B.
+    order: u64,
+    sums: u64,
+    shrunk: u64,
     end: u64,
 }
 
@@ -509,6 +545,9 @@ impl Between {
             gated: take(entries * inner * between),
             made: take(entries * inner * made),
             partial: take(entries * hidden * shape.partial.bytes() as u64),
+            order: take(shape.adapted.map_or(0, |_| 4 * entries)),
+            sums: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
+            shrunk: take(shape.adapted.map_or(0, |adapted| 8 * entries * u64::from(adapted.rank))),
             end: 0,
         };
         places.end = end;
@@ -585,9 +624,13 @@ pub fn launches(
     let mut all: Vec<Launch> = maker.route().into_iter().chain(maker.share()).chain(maker.place()).collect();
     let host = call.placement.map(|_| HostPart { after: all.len(), send: maker.send() });
     all.push(maker.sort());
-    all.push(maker.gate_up());
+    all.extend(maker.shrink(Half::GateUp));
+    all.extend(maker.gate_up());
+    all.extend(maker.expand(Half::GateUp));
+    all.extend(maker.shrink(Half::Down));
     all.extend(maker.between());
     all.push(maker.down());
+    all.extend(maker.expand(Half::Down));
     all.push(maker.combine());
     LayerLaunches { all, host }
 }
@@ -617,13 +660,21 @@ pub fn whole_launches(own: Part<'_>, shared: Option<Part<'_>>, call: &LayerCall,
     };
     let results = site.workspace;
     let site = LayerSite { workspace: results + shared_bytes(shape, call.tokens), ..site };
-    let of_all = LayerCall { choice: Choice::Everyone, out: results, addend: None, placement: None, ..*call };
+    let of_all =
+        LayerCall { choice: Choice::Everyone, out: results, addend: None, adapters: 0, placement: None, ..*call };
     let mut all = launches(shared_shape, shared_kernels, shared_weights, &of_all, site).all;
     let call = LayerCall { addend: Some((Output::F32, results)), ..*call };
     let own = launches(shape, kernels, weights, &call, site);
     let host = own.host.map(|host| HostPart { after: all.len() + host.after, ..host });
     all.extend(own.all);
     LayerLaunches { all, host }
+}
+
+/// One of a layer's products, and the adapters of its matrices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Half {
+    GateUp = 0,
+    Down = 1,
 }
 
 /// What the launches are made of.
@@ -739,8 +790,8 @@ impl Maker<'_> {
             (false, Float::F32) => Rows::Floats,
             (false, Float::F16 | Float::BF16) => Rows::Halves,
         };
-        let (experts, top) = (shape.experts, shape.top);
-        let spec = SortSpec { experts, top, ids, rows, factors: shape.on_input, owners: shape.owned() };
+        let (experts, top, order) = (shape.experts, shape.top, shape.adapted.is_some());
+        let spec = SortSpec { experts, top, ids, rows, factors: shape.on_input, owners: shape.owned(), order };
         if self.sort_routes() || shape.on_input {
             arguments.push(Argument::Pointer(self.entry_weights()));
         }
@@ -750,6 +801,7 @@ impl Maker<'_> {
         arguments.extend((rows != Rows::Halves).then_some(Argument::U64(self.plane(shape.hidden))));
         arguments.extend([between.layout, between.inverse].map(Argument::Pointer));
         arguments.extend(spec.owners.then_some(Argument::Pointer(between.owners)));
+        arguments.extend(spec.order.then_some(Argument::Pointer(between.order)));
         let run = spec.run(self.call.tokens, self.site.multiprocessors);
         arguments.extend([self.call.tokens, run, shape.hidden / 8, self.kernels.tokens()].map(Argument::U32));
         let grid = [self.call.tokens.div_ceil(run), 1, 1];
@@ -769,21 +821,89 @@ impl Maker<'_> {
         self.matrix_bytes().iter().sum::<usize>() as u32
     }
 
-    fn gate_up(&self) -> Launch {
-        let first = self.weights.matrices;
+    fn gate_up(&self) -> Vec<Launch> {
+        let (first, up) = (self.weights.matrices, self.weights.matrices + self.matrix_bytes()[0] as u64);
+        if self.shape.adapted.is_none() {
+            return vec![self.first_product([first, up], self.weights.factors, self.between.gated)];
+        }
+        let planes = [(first, self.between.sums), (up, self.between.sums + self.sums_bytes())];
+        let sums = |&(weights, out): &(u64, u64)| self.first_product([weights; 2], self.weights.adapters.ones, out);
+        planes[..self.shape.gate.matrices()].iter().map(sums).collect()
+    }
+
+    /// Bytes of gate's sums, where adapters add to them.
+    fn sums_bytes(&self) -> u64 {
+        4 * u64::from(self.entries) * u64::from(self.shape.inner)
+    }
+
+    fn first_product(&self, weights: [u64; 2], factors: u64, out: u64) -> Launch {
         let operands = ProductOperands {
             rows: self.between.rows,
             plane: self.plane(self.shape.hidden),
             layout: self.between.layout,
-            weights: [first, first + self.matrix_bytes()[0] as u64],
+            weights,
             stride: self.stride(),
-            factors: self.weights.factors,
+            factors,
             biases: [self.weights.biases[0], self.weights.biases[1]],
             row_factors: self.between.factors,
-            out: self.between.gated,
+            out,
         };
         let (shape, kernel) = (self.shape.gate_up(), &*self.kernels.gate_up);
         experts::launch(kernel, &shape, &operands, self.entries, self.site.multiprocessors)
+    }
+
+    /// The tables by which rows find their adapters' matrices.
+    fn adapted_rows(&self) -> Vec<Argument> {
+        let (shape, between) = (self.shape, &self.between);
+        let tables = [self.call.adapters, between.order, between.owners, between.layout].map(Argument::Pointer);
+        let adapters = shape.adapted.map_or(0, |adapted| adapted.adapters);
+        let sizes = [shape.experts, shape.top, adapters].map(Argument::U32);
+        tables.into_iter().chain(sizes).collect()
+    }
+
+    /// What a product is given, times A.
+    fn shrink(&self, half: Half) -> Option<Launch> {
+        let (shape, between, adapters) = (self.shape, &self.between, &self.weights.adapters);
+        let AdaptedShape { rank, numbers, .. } = shape.adapted?;
+        let (x, width, float, matrices) = match half {
+            Half::GateUp => (self.call.x, shape.hidden, Float::of(shape.activation), shape.gate.matrices() as u32),
+            Half::Down => (between.gated, shape.inner, shape.between().into(), 1),
+        };
+        let (by_token, ranks) = (half == Half::GateUp, matrices * rank);
+        let (factored, together) = (by_token && shape.on_input, ShrinkSpec::together(self.entries));
+        let spec = ShrinkSpec { x: float, by_token, factored, numbers, together };
+        let mut arguments = [x, adapters.a[half as usize], adapters.scalings].map(Argument::Pointer).to_vec();
+        arguments.extend(spec.factored.then_some(Argument::Pointer(between.factors)));
+        arguments.extend(self.adapted_rows());
+        arguments.push(Argument::Pointer(between.shrunk));
+        arguments.extend([width / 8, ranks].map(Argument::U32));
+        Some(self.around(spec, spec.grid(self.entries, ranks), arguments))
+    }
+
+    /// That, times B and added to the product.
+    fn expand(&self, half: Half) -> Option<Launch> {
+        let (shape, between, weights) = (self.shape, &self.between, self.weights);
+        let AdaptedShape { rank, numbers, .. } = shape.adapted?;
+        let (sums, columns, ends) = match half {
+            Half::GateUp => {
+                let (function, output) = (Function::of(shape.gate), shape.between());
+                let ends = Ends::Gated { function, output, biased: shape.biased, factored: shape.on_input };
+                (between.sums, shape.inner, ends)
+            }
+            Half::Down => (between.partial, shape.hidden, Ends::Added),
+        };
+        let spec = ExpandSpec { ends, numbers };
+        let mut arguments = [sums, between.shrunk, weights.adapters.b[half as usize]].map(Argument::Pointer).to_vec();
+        arguments.extend(self.adapted_rows());
+        arguments.extend([columns, rank].map(Argument::U32));
+        if half == Half::GateUp {
+            arguments.extend([Argument::U64(self.sums_bytes()), Argument::Pointer(weights.factors)]);
+            let biases = weights.biases[..shape.gate.matrices()].iter().filter(|_| shape.biased);
+            arguments.extend(biases.map(|&bias| Argument::Pointer(bias)));
+            arguments.extend(shape.on_input.then_some(Argument::Pointer(between.factors)));
+            arguments.extend([Argument::Pointer(between.gated), Argument::F32(gates::clamp(shape.gate))]);
+        }
+        Some(self.around(spec, spec.grid(self.entries, columns), arguments))
     }
 
     /// What lies between the products as the tensor cores take it, where that is not how the first one leaves it.

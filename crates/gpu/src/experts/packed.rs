@@ -134,7 +134,8 @@ impl Numbers {
         let factors = place(&self.factors)?;
         let biases = [place(&self.biases[0])?, place(&self.biases[1])?, place(&self.biases[2])?];
         let scales = [place(&self.scales[0])?, place(&self.scales[1])?];
-        Ok(LayerWeights { matrices, factors, biases, scales, tables: place(&self.tables)?, gate: place(&self.gate)? })
+        let (tables, gate) = (place(&self.tables)?, place(&self.gate)?);
+        Ok(LayerWeights { matrices, factors, biases, scales, tables, gate, ..LayerWeights::default() })
     }
 
     /// Refuses a gate of the expert's own that is not as long as the layer's says.
@@ -173,6 +174,7 @@ mod tests {
         codes: Codes::Bfloats,
         partial: Output::F32,
         output: Output::F32,
+        adapted: None,
     };
 
     fn plain(rows: usize, k: usize) -> Weights<'static> {

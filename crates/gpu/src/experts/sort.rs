@@ -10,7 +10,7 @@
 //!
 //! Besides the rows it leaves the *layout* for the products: where each expert's rows begin, `[experts + 1]`, and the
 //! number of its first tile of tokens, `[experts + 1]`; the *inverse*: the row of every entry, or [`NOBODY`]; and, if
-//! somebody asks for them, the *owners*: the expert of every row.
+//! somebody asks for them, the *owners*: the expert of every row, and the *order*: its entry.
 //!
 //! Where experts want their tokens multiplied with an input scale, a factor per column, that is done as they are
 //! copied: in f32, and rounded to that.
@@ -80,6 +80,8 @@ pub struct SortSpec {
     pub factors: bool,
     /// Whether the expert of every row is left.
     pub owners: bool,
+    /// Whether the entry of every row is left.
+    pub order: bool,
 }
 
 impl SortSpec {
@@ -125,6 +127,7 @@ struct Sort {
     layout: Reg<U64>,
     inverse: Reg<U64>,
     owners: Option<Reg<U64>>,
+    order: Option<Reg<U64>>,
     tokens: Reg<U32>,
     run: Reg<U32>,
     /// Units of a row.
@@ -181,6 +184,7 @@ impl Sort {
         let plane = (spec.rows != Rows::Halves).then(|| k.param("plane"));
         let (layout, inverse) = (k.pointer("layout"), k.pointer("inverse"));
         let owners = spec.owners.then(|| k.pointer("owners"));
+        let order = spec.order.then(|| k.pointer("order"));
         let [tokens, run, units, tile] = ["count", "run", "units", "tile"].map(|name| k.param(name));
         let experts = 4 * spec.experts;
         let [before, others, starts] = ["before", "others", "starts"].map(|name| k.shared(name, experts, 4));
@@ -199,6 +203,7 @@ impl Sort {
             layout,
             inverse,
             owners,
+            order,
             tokens,
             run,
             units,
@@ -440,6 +445,10 @@ impl Sort {
             let at = self.global(k, owners, place);
             k.when(somebodys, |k| k.store(at, id));
         }
+        if let Some(order) = self.order {
+            let at = self.global(k, order, place);
+            k.when(somebodys, |k| k.store(at, entry));
+        }
         if let Some(factors) = self.factors {
             k.if_(somebodys, |k| {
                 let weight = self.weight(k, entry);
@@ -578,8 +587,9 @@ impl Portable for SortSpec {
 /// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what
 /// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows,
 /// and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count,
-/// 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners, if they
-/// are asked for; the number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
+/// 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners and the
+/// order, if they are asked for; the number of tokens, of tokens of a block's run, of units of a row, and the most
+/// tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };

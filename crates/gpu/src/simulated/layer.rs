@@ -11,6 +11,7 @@ use sim::{Gpu, Rules};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
 use crate::away::{check_resident, slots_for, table_of};
+use crate::experts::adapt::PackedAdapters;
 use crate::experts::layer::{
     self, Choice, Exchange, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights, Placement,
 };
@@ -137,14 +138,21 @@ impl LoadedLayer for SimulatedLayer {
     }
 
     fn run(&self, operands: LayerOperands<'_>) -> Result<()> {
-        let LayerOperands { tokens, ids, weights, top, on_input, .. } = operands;
+        let LayerOperands { tokens, ids, weights, top, on_input, adapted, .. } = operands;
         check_operands(&operands, self.own.shape.hidden as usize)?;
         if tokens.rows() == 0 {
             return Ok(());
         }
         let activation = Activation::of_values(tokens.values());
         let (top, output) = (top as u32, operands.target.element());
-        let shape = LayerShape { top, on_input, activation, output, ..self.own.shape };
+        if adapted.is_some() && self.away.is_some() {
+            let (what, found) = ("the layer of the adapters", "experts in two places".to_owned());
+            return Err(Error::Mismatch { group: 0, what, found, expected: "all of them on one device".to_owned() });
+        }
+        let adapters =
+            adapted.map(|adapted| PackedAdapters::new(adapted.adapters(), self.own.shape.gate)).transpose()?;
+        let adapted_shape = adapters.as_ref().map(|adapters| adapters.shape);
+        let shape = LayerShape { top, on_input, activation, output, adapted: adapted_shape, ..self.own.shape };
         shape.check()?;
         let shared = self.shared.as_ref().map(|shared| LayerShape { activation, ..shared.shape });
         let count = tokens.rows() as u32;
@@ -166,14 +174,18 @@ impl LoadedLayer for SimulatedLayer {
             return Err(Error::Unavailable { backend: NAME, reason, remedy });
         }
         let mut gpu = Gpu::new(self.on.limits()).with_rules(Rules::Letter);
-        let own_weights = self.own.placed(&mut gpu)?;
+        let mut own_weights = self.own.placed(&mut gpu)?;
+        if let Some(adapters) = &adapters {
+            own_weights.adapters = adapters.placed(|bytes| Ok::<_, Error>(gpu.upload("adapters", bytes).address))?;
+        }
         let shared_weights = self.shared.as_ref().map(|shared| shared.placed(&mut gpu)).transpose()?;
-        let inputs: [(&str, &[u8]); 3] = [
+        let inputs: [(&str, &[u8]); 4] = [
             ("tokens", dense_bytes(tokens)),
             ("ids", bytemuck::cast_slice(ids)),
             ("weights", bytemuck::cast_slice(weights)),
+            ("the tokens' adapters", bytemuck::cast_slice(adapted.map_or(&[][..], |adapted| adapted.ids()))),
         ];
-        let [x, ids_at, weights_at] = inputs.map(|(name, bytes)| {
+        let [x, ids_at, weights_at, adapters] = inputs.map(|(name, bytes)| {
             let buffer = gpu.upload(name, bytes);
             gpu.await_predecessor(buffer);
             buffer.address
@@ -193,7 +205,7 @@ impl LoadedLayer for SimulatedLayer {
             Placement { experts, table }
         });
         let choice = Choice::Given { ids: ids_at, wide: false, weights: weights_at };
-        let call = LayerCall { tokens: count, x, choice, addend: None, placement, out: out.address };
+        let call = LayerCall { tokens: count, x, choice, addend: None, adapters, placement, out: out.address };
         let of_all = shared.as_ref().zip(shared_kernels.as_ref()).zip(shared_weights.as_ref());
         let of_all = of_all.map(|((shape, kernels), weights)| (shape, kernels, weights));
         let (workspace, there) = (workspace.address, exchanged.map_or(0, |exchanged| exchanged.address));

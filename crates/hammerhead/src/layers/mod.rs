@@ -37,15 +37,16 @@ mod stack;
 mod whole;
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use format::Dense;
 use gpu::host::{DeviceRouting, HostExperts};
+use gpu::loaded::DeviceAdapters;
 use gpu::{DeviceOutput, DeviceTokens, LaunchQueue};
 use half::{bf16, f16};
 use op::{
-    Activation, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Problem, Result, Routed, Router,
-    Target, Team, Whole,
+    Activation, Adapted, Adapters, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Problem, Result,
+    Routed, Router, Target, Team, Whole,
 };
 
 use crate::{Engine, Layer, Plan};
@@ -189,6 +190,17 @@ impl Mlp {
         self.0.run_only_into(engine, tokens, target)
     }
 
+    /// The same, with an adapter beside the weights for tokens that have one.
+    pub fn run_adapted_into(
+        &self,
+        engine: &Engine,
+        tokens: &Dense<'_>,
+        adapted: &Adapted,
+        target: Target<'_>,
+    ) -> Result<()> {
+        self.0.run_only_adapted_into(engine, tokens, Some(adapted), target)
+    }
+
     /// Whether [`crate::gpu::Queue`] takes it, or why it does not.
     pub fn queueable(&self) -> Result<()> {
         self.0.queueable()
@@ -212,7 +224,7 @@ impl Mlp {
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.0.enqueue(queue, x, DeviceRouting::Everyone, out, workspace) }
+        unsafe { self.0.enqueue(queue, x, DeviceRouting::Everyone, None, out, workspace) }
     }
 }
 
@@ -412,6 +424,13 @@ impl Experts {
         self.products.on_device()?.asked()
     }
 
+    /// Puts adapters of this layer into the device's memory, beside its weights: for
+    /// [`crate::gpu::Queue::enqueue_adapted_experts`].
+    pub fn device_adapters(&self, adapters: &Adapters) -> Result<Arc<DeviceAdapters>> {
+        self.check_adapters(adapters)?;
+        self.products.on_device()?.adapters(adapters)
+    }
+
     /// Queues the move of as many experts as the device holds: what was queued before finds the old ones there, what
     /// comes behind it these.
     pub(crate) fn place(&self, queue: &LaunchQueue, experts: &[u32]) -> Result<()> {
@@ -442,6 +461,7 @@ impl Experts {
         queue: &mut LaunchQueue,
         x: DeviceTokens,
         routing: DeviceRouting<'_>,
+        adapted: Option<(&Arc<DeviceAdapters>, u64)>,
         out: DeviceOutput,
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
@@ -455,7 +475,7 @@ impl Experts {
             return Err(Error::Mismatch { group: 0, what: "the number of the routing's experts", found, expected });
         }
         // SAFETY: the caller's promise is the same.
-        unsafe { self.products.on_device()?.enqueue(queue, x, routing, out, workspace) }
+        unsafe { self.products.on_device()?.enqueue(queue, x, routing, adapted, out, workspace) }
     }
 
     /// Computes tokens `[m, k]` by the experts that they were routed to.
@@ -470,6 +490,7 @@ impl Experts {
         if routed.tokens() != tokens.rows() {
             return Err(Error::RoutedTokens { tokens: tokens.rows(), routed: routed.tokens() });
         }
+        self.check_adapted(routed.adapters())?;
         let (stack, shared) = match &self.products {
             Products::Engine { stack, shared } => (stack, shared.as_deref()),
             Products::Whole(whole) => {
@@ -488,8 +509,36 @@ impl Experts {
         done
     }
 
+    /// Refuses adapters of another layer, and where there is no way to add them.
+    fn check_adapted(&self, adapted: Option<&Adapted>) -> Result<()> {
+        adapted.map_or(Ok(()), |adapted| self.check_adapters(adapted.adapters()))
+    }
+
+    fn check_adapters(&self, adapters: &Adapters) -> Result<()> {
+        let (found, expected) = ((adapters.experts(), adapters.widths()), (self.count(), self.widths()));
+        if found != expected {
+            let (what, [found, expected]) = ("the layer of the adapters", [found, expected].map(described));
+            return Err(Error::Mismatch { group: 0, what, found, expected });
+        }
+        if self.options().intermediate == Intermediate::NvFp4 {
+            return Err(Error::AdaptedIntermediate);
+        }
+        Ok(())
+    }
+
     /// Computes tokens `[m, k]` by the only expert, all of them, into memory of the caller's.
     pub fn run_only_into(&self, engine: &Engine, tokens: &Dense<'_>, target: Target<'_>) -> Result<()> {
+        self.run_only_adapted_into(engine, tokens, None, target)
+    }
+
+    /// The same, with an adapter beside the weights for tokens that have one.
+    pub fn run_only_adapted_into(
+        &self,
+        engine: &Engine,
+        tokens: &Dense<'_>,
+        adapted: Option<&Adapted>,
+        target: Target<'_>,
+    ) -> Result<()> {
         let widths = self.widths();
         if self.count() != 1 || self.has_shared() {
             let found = format!("{}{}", self.count(), if self.has_shared() { " and a shared one" } else { "" });
@@ -497,16 +546,26 @@ impl Experts {
             return Err(Error::Mismatch { group: 0, what, found, expected });
         }
         check(widths, tokens, &target)?;
-        pieces(tokens, (target, widths[2]), self.options().tokens(widths, 1), |tokens, _, target| {
+        self.check_adapted(adapted)?;
+        if let Some(adapted) = adapted.filter(|adapted| adapted.ids().len() != tokens.rows()) {
+            let (found, expected) = (adapted.ids().len(), format!("{}, one per token", tokens.rows()));
+            return Err(Error::RoutingLength { tensor: "adapters", found, expected });
+        }
+        pieces(tokens, (target, widths[2]), self.options().tokens(widths, 1), |tokens, first, target| {
             let stack = match &self.products {
                 Products::Engine { stack, .. } => stack,
                 Products::Whole(whole) => {
                     let rows = tokens.rows();
-                    let everyone = Routed::given(Ids::I32(&vec![0; rows]), &vec![1.0; rows], rows, 1)?;
+                    let mut everyone = Routed::given(Ids::I32(&vec![0; rows]), &vec![1.0; rows], rows, 1)?;
+                    if let Some(adapted) = adapted {
+                        everyone = everyone.adapted(adapted.part(first..first + rows))?;
+                    }
                     return whole.run((tokens, 0), &everyone, target);
                 }
             };
-            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element: element(tokens) };
+            let offsets = [0, tokens.rows()];
+            let adapted = adapted.map(|all| (&**all.adapters(), &all.ids()[first..first + tokens.rows()]));
+            let rows = Rows { values: tokens, offsets: &offsets, element: element(tokens), adapted };
             stack.run(engine, &rows, target)
         })
     }
@@ -526,12 +585,14 @@ impl Experts {
         outputs.resize(sorted.len() * width, 0.0);
         if sorted.len() > 0 {
             let values = sorted.gather(tokens, routed, engine.team())?;
-            let rows = Rows { values: &values, offsets: sorted.offsets(), element };
+            let numbers = routed.adapters().map(|adapted| sorted.adapters(adapted));
+            let adapted = routed.adapters().zip(numbers.as_deref()).map(|(all, numbers)| (&**all.adapters(), numbers));
+            let rows = Rows { values: &values, offsets: sorted.offsets(), element, adapted };
             stack.run(engine, &rows, Target::F32(outputs))?;
         }
         if let Some(own) = own {
             shared.resize(tokens.rows() * width, 0.0);
-            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element };
+            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element, adapted: None };
             own.stack.run(engine, &rows, Target::F32(shared))?;
         }
         let shared = own.map(|own| (own.gate.as_deref(), &shared[..]));
@@ -543,6 +604,11 @@ impl Experts {
         }
         Ok(())
     }
+}
+
+/// Experts and widths in words.
+fn described((experts, widths): (usize, [usize; 3])) -> String {
+    format!("{experts} experts of widths {widths:?}")
 }
 
 /// What results are combined of.

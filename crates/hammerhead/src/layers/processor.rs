@@ -69,7 +69,7 @@ impl HostRows for ProcessorExperts {
         let width = self.stack.widths()[2];
         outputs.resize(sorted.len() * width, 0.0);
         let values = sorted.gather(tokens, &routed, team)?;
-        let of = Rows { values: &values, offsets: sorted.offsets(), element: element(tokens) };
+        let of = Rows { values: &values, offsets: sorted.offsets(), element: element(tokens), adapted: None };
         self.stack.run(&self.engine, &of, Target::F32(outputs))?;
         each(rows, (width, 1), team, |entry, row| {
             if let Some(place) = sorted.place(entry) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use format::Dense;
-use op::{Result, Routed, Team};
+use op::{Adapted, Result, Routed, Team};
 
 use super::rows;
 
@@ -70,6 +70,11 @@ impl Sorted {
         let weights = &routed.weights()[(self.first + token) * self.top_k..];
         let places = self.places[range].iter().zip(weights).filter(|(place, _)| **place != NOWHERE);
         places.map(|(&place, &weight)| (place as usize, if routed.is_on_input() { 1.0 } else { weight }))
+    }
+
+    /// The adapter of every row's token.
+    pub(super) fn adapters(&self, adapted: &Adapted) -> Vec<i32> {
+        self.rows.iter().map(|&row| adapted.ids()[self.first + row as usize / self.top_k]).collect()
     }
 
     /// The tokens of all rows, multiplied with their weights where these multiply inputs.

@@ -3,10 +3,14 @@
 use std::sync::Mutex;
 
 use format::{Dense, GlobalScale, Values, quantize};
-use op::{Activations, Error, Gate, Intermediate, MlpWeights, Output, Result, Target, Team, Weights};
+use op::{
+    Activations, Adapters, Addend, Error, Gate, Intermediate, MlpWeights, Output, Projection, Result, Target, Team,
+    Weights,
+};
 
 use super::LayerOptions;
 use super::rows::{self, cut, part};
+use crate::memory::filled;
 use crate::{Engine, Layer};
 
 /// The packed weights of MLPs of one shape.
@@ -27,6 +31,37 @@ pub(super) struct Rows<'a> {
     pub(super) offsets: &'a [usize],
     /// The tokens' type, which rows that were multiplied with weights have no longer.
     pub(super) element: Output,
+    /// The adapters, and the number of each row's, or -1.
+    pub(super) adapted: Option<(&'a Adapters, &'a [i32])>,
+}
+
+impl<'a> Rows<'a> {
+    /// What adapters add to some projections of rows, which are these or what became of them: a plane per projection.
+    fn deltas<const N: usize>(
+        &self,
+        rows: &Dense<'_>,
+        projections: [(Projection, usize); N],
+        team: &Team,
+    ) -> Result<Option<[Vec<f32>; N]>> {
+        let Some((adapters, numbers)) = self.adapted else { return Ok(None) };
+        let mut planes = [const { Vec::new() }; N];
+        for (plane, (projection, width)) in planes.iter_mut().zip(projections) {
+            let of_expert = |(expert, ends): (usize, &[usize])| {
+                let pair = move |&number: &i32| adapters.pair(usize::try_from(number).ok()?, expert, projection);
+                numbers[ends[0]..ends[1]].iter().map(pair).collect::<Vec<_>>()
+            };
+            let pairs: Vec<_> = self.offsets.windows(2).enumerate().flat_map(of_expert).collect();
+            *plane = filled(rows.rows() * width, 0f32, "what adapters add")?;
+            cpu::deltas(rows, &pairs, plane, team);
+        }
+        Ok(Some(planes))
+    }
+}
+
+/// Two planes, the same one twice for one matrix, as every MLP's part of them.
+fn addends<'a>(planes: &'a [Vec<f32>], width: usize, offsets: &[usize]) -> Vec<Addend<'a>> {
+    let [first, last] = [0, planes.len() - 1];
+    offsets.windows(2).map(|ends| [first, last].map(|plane| &planes[plane][ends[0] * width..ends[1] * width])).collect()
 }
 
 /// The type of dense values.
@@ -95,13 +130,18 @@ impl Stack {
 
     /// Computes rows, to a target of as many.
     pub(super) fn run(&self, engine: &Engine, rows: &Rows<'_>, target: Target<'_>) -> Result<()> {
-        let Rows { values, offsets, element } = *rows;
+        let Rows { values, offsets, element, .. } = *rows;
+        if rows.adapted.is_some() && self.intermediate == Intermediate::NvFp4 {
+            return Err(Error::AdaptedIntermediate);
+        }
         let [_, inner, width] = self.widths;
         let lengths = |width: usize| offsets.windows(2).map(move |ends| (ends[1] - ends[0]) * width);
         let kept = if self.intermediate == Intermediate::Tokens { element } else { Output::F32 };
         let mut between = rows::values(kept, values.rows() * inner, "what stands between two products")?;
         let mut targets = cut(Target::all(std::slice::from_mut(&mut between)).remove(0), lengths(inner));
-        self.product(engine, &self.up, &groups(values, offsets)?, &mut targets)?;
+        let deltas = rows.deltas(values, [(Projection::Gate, inner), (Projection::Up, inner)], engine.team())?;
+        let added = deltas.as_ref().map(|deltas| addends(deltas, inner, offsets));
+        self.product(engine, &self.up, &groups(values, offsets)?, added.as_deref(), &mut targets)?;
         let spoilt = match self.intermediate {
             Intermediate::NvFp4 => rows::take_spoilt(&mut targets, inner),
             Intermediate::Tokens | Intermediate::F32 => Vec::new(),
@@ -113,7 +153,9 @@ impl Stack {
             Intermediate::Tokens | Intermediate::F32 => groups(&between, offsets)?,
         };
         let mut targets = cut(target, lengths(width));
-        self.product(engine, &self.down, &activations, &mut targets)?;
+        let deltas = rows.deltas(&between, [(Projection::Down, width)], engine.team())?;
+        let added = deltas.as_ref().map(|deltas| addends(deltas, width, offsets));
+        self.product(engine, &self.down, &activations, added.as_deref(), &mut targets)?;
         spoilt.into_iter().for_each(|(mlp, row)| rows::spoil(&mut targets[mlp], row * width..(row + 1) * width));
         Ok(())
     }
@@ -142,19 +184,20 @@ impl Stack {
         engine: &Engine,
         layer: &Layer,
         activations: &[Activations<'_>],
+        added: Option<&[Addend<'_>]>,
         targets: &mut [Target<'_>],
     ) -> Result<()> {
         if !self.invariant || activations.iter().all(|a| matches!(a, Activations::NvFp4(_))) {
-            return engine.run_steady(layer, activations, targets, self.invariant.then_some(0.0));
+            return engine.run_steady(layer, activations, added, targets, self.invariant.then_some(0.0));
         }
         let activations =
             activations.iter().map(|group| wide(group, engine.team())).collect::<Result<Vec<Activations<'_>>>>()?;
         let magnitudes: Vec<Vec<i32>> = activations.iter().map(magnitudes).collect();
         let (Some(&least), Some(&most)) = (magnitudes.iter().flatten().min(), magnitudes.iter().flatten().max()) else {
-            return engine.run_steady(layer, &activations, targets, Some(top(0)));
+            return engine.run_steady(layer, &activations, added, targets, Some(top(0)));
         };
         if least == most {
-            return engine.run_steady(layer, &activations, targets, Some(top(least)));
+            return engine.run_steady(layer, &activations, added, targets, Some(top(least)));
         }
         (least..=most).try_for_each(|magnitude| {
             let chosen = |row: &(usize, &i32)| (*row.1 == magnitude).then_some(row.0);
@@ -162,7 +205,7 @@ impl Stack {
                 .iter()
                 .map(|rows| rows.iter().enumerate().filter_map(|row| chosen(&row)).collect())
                 .collect();
-            self.some_rows(engine, layer, (&activations, &chosen), targets, top(magnitude))
+            self.some_rows(engine, layer, (&activations, &chosen), added, targets, top(magnitude))
         })
     }
 
@@ -172,6 +215,7 @@ impl Stack {
         engine: &Engine,
         layer: &Layer,
         (activations, chosen): (&[Activations<'_>], &[Vec<usize>]),
+        added: Option<&[Addend<'_>]>,
         targets: &mut [Target<'_>],
         largest: f32,
     ) -> Result<()> {
@@ -185,7 +229,16 @@ impl Stack {
         let results =
             chosen.iter().zip(widths.clone()).map(|(chosen, n)| rows::values(output, chosen.len() * n, "results"));
         let mut results = results.collect::<Result<Vec<_>>>()?;
-        engine.run_steady(layer, &picked, &mut Target::all(&mut results), Some(largest))?;
+        let picked_rows = |plane: &[f32], (chosen, n): (&Vec<usize>, usize)| -> Vec<f32> {
+            chosen.iter().flat_map(|row| &plane[row * n..][..n]).copied().collect()
+        };
+        let planes: Option<Vec<[Vec<f32>; 2]>> = added.map(|added| {
+            let groups = added.iter().zip(chosen.iter().zip(widths.clone()));
+            groups.map(|(planes, of)| planes.map(|plane| picked_rows(plane, of))).collect()
+        });
+        let added: Option<Vec<Addend<'_>>> =
+            planes.as_ref().map(|planes| planes.iter().map(|[one, other]| [&one[..], &other[..]]).collect());
+        engine.run_steady(layer, &picked, added.as_deref(), &mut Target::all(&mut results), Some(largest))?;
         for (((result, target), chosen), n) in results.iter().zip(targets).zip(chosen).zip(widths) {
             rows::scatter(result, n, target, chosen.iter().copied());
         }

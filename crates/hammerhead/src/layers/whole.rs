@@ -112,7 +112,9 @@ impl WholeLayer {
         let top = routed.top_k();
         let range = first * top..(first + tokens.rows()) * top;
         let (ids, weights) = (&routed.ids()[range.clone()], &routed.weights()[range]);
-        self.layer.run(LayerOperands { tokens, ids, weights, top, on_input: routed.is_on_input(), target })
+        let adapted = routed.adapters().map(|adapted| adapted.part(first..first + tokens.rows()));
+        let (on_input, adapted) = (routed.is_on_input(), adapted.as_ref());
+        self.layer.run(LayerOperands { tokens, ids, weights, top, on_input, adapted, target })
     }
 }
 

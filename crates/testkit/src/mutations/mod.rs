@@ -293,6 +293,7 @@ fn stage(simulator: &'static Simulated, instance: &Instance, way: &Way) -> Resul
         weights: packed.as_ref(),
         activations: &instance.activations,
         largest: &largest,
+        addends: &[],
         targets: &mut Target::all(&mut results),
     };
     simulator.staged((problem, plan.config()), &operands, MULTIPROCESSORS)

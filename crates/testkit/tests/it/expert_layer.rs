@@ -101,6 +101,7 @@ impl Trial {
             scales,
             tables: gpu.upload("tables", cast_slice(&tables)).address,
             gate: gpu.upload("gate", cast_slice(&gate_vector(shape.hidden))).address,
+            ..LayerWeights::default()
         };
         let tokens = ids.len() / shape.top as usize;
         let mut rng = fastrand::Rng::with_seed(9);
@@ -118,6 +119,7 @@ impl Trial {
             x: x_at.address,
             choice: Choice::Given { ids: ids_at.address, wide: false, weights: weights_at.address },
             addend: shared.then_some((Output::F16, addend_at.address)),
+            adapters: 0,
             placement: None,
             out: out.address,
         };

@@ -239,7 +239,15 @@ struct Given {
 
 impl Given {
     fn new(experts: u32, top: u32, ids: Vec<i64>) -> Self {
-        let spec = SortSpec { experts, top, ids: Ids::Narrow, rows: Rows::Halves, factors: false, owners: false };
+        let spec = SortSpec {
+            experts,
+            top,
+            ids: Ids::Narrow,
+            rows: Rows::Halves,
+            factors: false,
+            owners: false,
+            order: false,
+        };
         Given { spec, ids, columns: 24, run: 2, tile: 8 }
     }
 

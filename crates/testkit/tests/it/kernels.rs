@@ -2,6 +2,7 @@
 
 use gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
 use gpu::experts::For;
+use gpu::experts::adapt::{Ends, ExpandSpec, ShrinkSpec};
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::layer::LayerShape;
@@ -154,9 +155,14 @@ fn of_experts() -> Vec<KernelSpec> {
     let scaled = (Ids::Routed(route), Rows::Scaled(Float::BF16));
     for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats), scaled] {
         all.push(
-            For { spec: SortSpec { experts: 256, top: 8, ids, rows, factors: true, owners: true }, target }.into(),
+            For {
+                spec: SortSpec { experts: 256, top: 8, ids, rows, factors: true, owners: true, order: false },
+                target,
+            }
+            .into(),
         );
-        let everyone = SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false, owners: false };
+        let everyone =
+            SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false, owners: false, order: false };
         all.push(For { spec: everyone, target }.into());
     }
     for form in [Form::Quantised, Form::Scaled(Float::F16), Form::Scaled(Float::F32)] {
@@ -166,6 +172,15 @@ fn of_experts() -> Vec<KernelSpec> {
     let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
     for away in [false, true] {
         all.push(For { spec: CombineSpec { top: 22, rows, output, weighted: true, addend, away }, target }.into());
+    }
+    for (numbers, together) in [(Output::BF16, 1), (Output::BF16, 4), (Output::F32, 4), (Output::F16, 1)] {
+        let (x, factored) = (if numbers == Output::F32 { Float::F32 } else { Float::BF16 }, together == 1);
+        all.push(For { spec: ShrinkSpec { x, by_token: true, factored, numbers, together }, target }.into());
+        let (function, output) = (Function::of(Gate::GPT_OSS), Output::BF16);
+        let gated = Ends::Gated { function, output, biased: true, factored: true };
+        for ends in [gated, Ends::Added] {
+            all.push(For { spec: ExpandSpec { ends, numbers }, target }.into());
+        }
     }
     for yes in [false, true] {
         all.push(For { spec: PlaceSpec { experts: 256, wide: yes }, target }.into());

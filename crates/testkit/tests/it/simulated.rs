@@ -47,7 +47,7 @@ fn simulate(instance: &Instance, (name, request): (&str, &str), schedule: Schedu
     let ran = if scaled {
         let largest = vec![0.0; instance.activations.len()];
         let (weights, activations) = (packed.as_ref(), &instance.activations[..]);
-        let operands = Operands { weights, activations, largest: &largest, targets };
+        let operands = Operands { weights, activations, largest: &largest, addends: &[], targets };
         simulator(name, schedule).launch_multiplying(&problem, plan.config(), operands).map(drop)
     } else {
         Call::new(choice, &problem, packed.as_ref(), &instance.activations, targets, &team).and_then(Call::run)
@@ -369,6 +369,7 @@ fn nothing_is_arranged_where_the_grid_before_may_still_read() {
             weights: packed.as_ref(),
             activations: &instance.activations,
             largest: &[0.0; 2],
+            addends: &[],
             targets: &mut Target::all(&mut results),
         };
         let simulator = simulator(name, Schedule::Earliest);
@@ -438,7 +439,7 @@ fn staged(instance: &Instance, name: &str) -> Staged {
     let packed = simulator.prepack(&instance.weights, &cpu::team(Some(1)).unwrap()).unwrap();
     let (mut results, largest) = (poisoned(instance), vec![4.0; instance.activations.len()]);
     let (weights, activations, targets) = (packed.as_ref(), &instance.activations[..], &mut Target::all(&mut results));
-    let operands = Operands { weights, activations, largest: &largest, targets };
+    let operands = Operands { weights, activations, largest: &largest, addends: &[], targets };
     simulator.staged((&instance.problem, plan.config()), &operands, 3).unwrap()
 }
 

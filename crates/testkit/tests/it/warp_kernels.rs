@@ -134,8 +134,15 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         .collect();
     let (grouped, score) = (Some(Grouped { groups: 8, kept: 4 }), Score::Sigmoid);
     let route = RouteSpec { experts: 256, top: 8, score, renormalised: true, corrected: true, grouped };
-    let sort =
-        SortSpec { experts: 256, top: 8, ids: Ids::Routed(route), rows: Rows::Floats, factors: true, owners: true };
+    let sort = SortSpec {
+        experts: 256,
+        top: 8,
+        ids: Ids::Routed(route),
+        rows: Rows::Floats,
+        factors: true,
+        owners: true,
+        order: false,
+    };
     let combine =
         CombineSpec { top: 8, rows: Output::F32, output: Output::BF16, weighted: true, addend: None, away: false };
     all.extend([
