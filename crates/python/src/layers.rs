@@ -7,11 +7,12 @@ use hammerhead::format::Dense;
 use hammerhead::gpu::DeviceRouting;
 use hammerhead::routing::Groups;
 use hammerhead::{
-    Engine, ExpertWeights, Experts, LayerOptions, Mlp, Routed, Router, SharedWeights, Target, declared_gate,
+    Adapted, Engine, ExpertWeights, Experts, LayerOptions, Mlp, Routed, Router, SharedWeights, Target, declared_gate,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::adapters::{AdapterParts, Adapters};
 use crate::borrowed::{BorrowedMlp, MlpParts, NumberParts, check_apart, common_place};
 use crate::checkpoint::Checkpoint;
 use crate::cuda;
@@ -344,9 +345,15 @@ impl FeedForward {
         (intermediate.to_string(), batch_invariant, Some(workspace_bytes), gpu_bytes, backend, threads, config)
     }
 
-    /// Computes tokens; experts with their logits, or with ids and weights, which may multiply inputs. For arrays on a
-    /// GPU, in the stream with this handle.
-    #[pyo3(signature = (x, routing, on_input, out, stream))]
+    /// Adapters of this layer, copied from arrays of the host's.
+    fn adapters(&self, parts: Vec<AdapterParts<'_>>) -> Result<Adapters> {
+        Adapters::new(&self.experts, parts)
+    }
+
+    /// Computes tokens; experts with their logits, or with ids and weights, which may multiply inputs; with adapters
+    /// and each token's number of one, if there are some. For arrays on a GPU, in the stream with this handle.
+    #[pyo3(signature = (x, routing, on_input, out, stream, adapted = None))]
+    #[expect(clippy::too_many_arguments, reason = "they are parts of one call")]
     fn run(
         &self,
         py: Python<'_>,
@@ -355,18 +362,22 @@ impl FeedForward {
         on_input: bool,
         out: NumberParts<'_>,
         stream: Option<u64>,
+        adapted: Option<(Bound<'_, Adapters>, Bound<'_, PyAny>)>,
     ) -> Result<()> {
         let in_order = stream.is_some();
         let routing = Routing::borrow(&routing, on_input, in_order)?;
+        let numbers = adapted.as_ref().map(|(_, ids)| Array::borrow(ids, "adapter_ids", in_order)).transpose()?;
+        let adapted = adapted.as_ref().zip(numbers.as_ref()).map(|((adapters, _), ids)| (adapters.get(), ids));
         let (x, mut out) = (Numbers::borrow(x, "x", in_order)?, Numbers::borrow(out, "out", in_order)?);
-        let read = || std::iter::once(&x.array).chain(routing.arrays());
+        let read = || std::iter::once(&x.array).chain(routing.arrays()).chain(adapted.map(|(_, ids)| ids));
         check_apart(read(), std::iter::once(&out.array))?;
         match (common_place(read().chain([&out.array]))?, stream) {
-            (Place::Cuda(device), Some(stream)) => self.queue(py, (device, stream), &x, &routing, &out),
+            (Place::Cuda(device), Some(stream)) => self.queue(py, (device, stream), &x, &routing, adapted, &out),
             _ => {
                 let (tokens, target) = (x.dense()?, out.target()?);
                 let engine = self.wish.engine_at(py)?;
-                self.compute(py, &engine, &tokens, &routing, target)
+                let adapted = adapted.map(|(adapters, ids)| adapters.of(ids)).transpose()?;
+                self.compute(py, &engine, &tokens, &routing, adapted, target)
             }
         }
     }
@@ -375,6 +386,18 @@ impl FeedForward {
     #[getter]
     fn count(&self) -> usize {
         self.experts.count()
+    }
+
+    /// Whether it was made as an MLP.
+    #[getter]
+    fn is_mlp(&self) -> bool {
+        self.mlp
+    }
+
+    /// Whether an expert computes every token beside the others.
+    #[getter]
+    fn has_shared(&self) -> bool {
+        self.experts.has_shared()
     }
 
     /// The experts that a GPU holds, where the processor has the others.
@@ -444,20 +467,26 @@ impl FeedForward {
         engine: &Engine,
         tokens: &Dense<'_>,
         routing: &Routing,
+        adapted: Option<Adapted>,
         target: Target<'_>,
     ) -> Result<()> {
         let experts = &self.experts;
         match (self.mlp, routing) {
-            (true, Routing::Everyone) => computed(py, || experts.run_only_into(engine, tokens, target)),
+            (true, Routing::Everyone) => {
+                computed(py, || experts.run_only_adapted_into(engine, tokens, adapted.as_ref(), target))
+            }
             (false, Routing::Logits(logits)) => {
                 let (rule, logits) = (rule(self.router.as_ref())?, logits.singles()?);
-                computed(py, || experts.run_into(engine, tokens, &rule.route(logits, tokens.rows())?, target))
+                computed(py, || {
+                    let routed = with_adapters(rule.route(logits, tokens.rows())?, adapted)?;
+                    experts.run_into(engine, tokens, &routed, target)
+                })
             }
             (false, Routing::Given { ids, weights, on_input }) => {
                 let (ids, weights) = (ids.ids()?, weights.singles()?);
                 computed(py, || {
                     let routed = Routed::given(ids, weights, tokens.rows(), experts.count())?;
-                    let routed = if *on_input { routed.on_input() } else { routed };
+                    let routed = with_adapters(if *on_input { routed.on_input() } else { routed }, adapted)?;
                     experts.run_into(engine, tokens, &routed, target)
                 })
             }
@@ -466,7 +495,15 @@ impl FeedForward {
     }
 
     /// Queues tokens in a GPU's memory.
-    fn queue(&self, py: Python<'_>, stream: (i32, u64), x: &Numbers, routing: &Routing, out: &Numbers) -> Result<()> {
+    fn queue(
+        &self,
+        py: Python<'_>,
+        stream: (i32, u64),
+        x: &Numbers,
+        routing: &Routing,
+        adapted: Option<(&Adapters, &Array)>,
+        out: &Numbers,
+    ) -> Result<()> {
         let (tokens, rows) = cuda::dense_tokens(&x.array, &x.element)?;
         let output = cuda::output(&out.array, &out.element, rows * self.widths()[2])?;
         let experts = &self.experts;
@@ -487,9 +524,24 @@ impl FeedForward {
             }
             _ => return Err(misrouted()),
         };
-        // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in the
-        // order of the stream.
-        cuda::in_stream(py, stream, |queue| unsafe { queue.enqueue_experts(experts, tokens, routing, output, None) })
+        let adapted = adapted.map(|(adapters, ids)| adapters.on_device(experts, ids, rows)).transpose()?;
+        cuda::in_stream(py, stream, |queue| match &adapted {
+            // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in
+            // the order of the stream.
+            None => unsafe { queue.enqueue_experts(experts, tokens, routing, output, None) },
+            // SAFETY: the same holds for the numbers of adapters.
+            Some((adapters, ids)) => unsafe {
+                queue.enqueue_adapted_experts(experts, tokens, routing, (adapters, *ids), output)
+            },
+        })
+    }
+}
+
+/// A routing whose tokens have adapters, if there are some.
+fn with_adapters(routed: Routed, adapted: Option<Adapted>) -> hammerhead::Result<Routed> {
+    match adapted {
+        Some(adapted) => routed.adapted(adapted),
+        None => Ok(routed),
     }
 }
 

@@ -5,6 +5,7 @@
 //! needs neither numpy nor torch, and one build serves every Python from 3.10 on. It borrows the arrays, releases
 //! Python's lock, and computes on an engine that all layers share (`engines`). `_native.pyi` is its signature.
 
+mod adapters;
 mod borrowed;
 mod checkpoint;
 mod cuda;
@@ -24,6 +25,7 @@ use hammerhead::gpu::{Cuda, tried_by};
 use hammerhead::{Backend, Target};
 use pyo3::prelude::*;
 
+use crate::adapters::Adapters;
 use crate::borrowed::{BorrowedMatrix, MatrixParts, NumberParts};
 use crate::checkpoint::Checkpoint;
 use crate::dlpack::Array;
@@ -113,7 +115,9 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::{Checkpoint, FeedForward, Layer, backends, dequantize, quantize, serve_trials, simulate, use_threads};
+    use super::{
+        Adapters, Checkpoint, FeedForward, Layer, backends, dequantize, quantize, serve_trials, simulate, use_threads,
+    };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

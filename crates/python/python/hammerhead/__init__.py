@@ -11,6 +11,7 @@
 Whole layers are :class:`Linear`, :class:`Mlp` and :class:`Experts`. Arrays are numpy's or torch's, and results are of the kind of the tokens. Nothing is rounded but sums, the gate and the output.
 """
 
+from hammerhead._adapters import Adapter, Adapters, LowRank
 from hammerhead._layers import Experts, Linear, Mlp, MlpArrays
 from hammerhead._matrix import NvFp4, quantize
 from hammerhead._native import Checkpoint, __version__
@@ -18,10 +19,13 @@ from hammerhead._threads import use_threads
 from hammerhead._weights import DualWeights, backends, dual_gemm, grouped
 
 __all__ = [
+    "Adapter",
+    "Adapters",
     "Checkpoint",
     "DualWeights",
     "Experts",
     "Linear",
+    "LowRank",
     "Mlp",
     "MlpArrays",
     "NvFp4",

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from hammerhead import _native
+from hammerhead._adapters import Adapter, Adapters, native_parts
+from hammerhead._adapters import lent as lent_adapters
 from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element, library_of
 from hammerhead._matrix import NvFp4
 from hammerhead._native import Checkpoint
@@ -50,11 +52,22 @@ class PackedLayer(Packed):
         self._layer, self.in_features, self.out_features = layer, in_features, out_features
         register(self)
 
-    def _call(self, x: Any, routing: tuple[Any, ...], on_input: bool, dtype: Dtype | None, out: Any) -> Any:
-        """Lends tokens, what routes them and room for results to the native half."""
+    def _call(
+        self,
+        x: Any,
+        routing: tuple[Any, ...],
+        on_input: bool,
+        dtype: Dtype | None,
+        out: Any,
+        adapted: tuple[Adapters | None, Any] = (None, None),
+    ) -> Any:
+        """Lends tokens, what routes them, their adapters and room for results to the native half."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
             from hammerhead import _torch
+
+            if adapted != (None, None):
+                raise NotImplementedError("adapters: layers take none under torch.compile; call them outside of it")
 
             return _torch.call(self, x, routing, on_input, dtype, out)
         library = library_of(x, "x")
@@ -66,11 +79,14 @@ class PackedLayer(Packed):
             out = library.empty(x, shape, tokens[1] if dtype is None else element_name(dtype))
         target, element = _target(out, shape, dtype, library)
         room = library.room(target)
-        self._run(library, tokens, routing, on_input, (room, element))
+        lent = () if adapted == (None, None) else (lent_adapters(*adapted, int(tokens[0].shape[0]), library),)
+        self._run(library, tokens, routing, on_input, (room, element), *lent)
         library.settle(target, room)
         return out
 
-    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+    def _run(
+        self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any, adapted: Any = None
+    ) -> None:
         raise NotImplementedError
 
 
@@ -124,7 +140,9 @@ class Linear(PackedLayer):
         otherwise."""
         return self._call(x, (), False, dtype, out)
 
-    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+    def _run(
+        self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any, adapted: Any = None
+    ) -> None:
         x, element = tokens
         with library.at_device_of(x):
             self._layer.run([(library.loan(x), element)], [_lent(library, room)], library.stream(x))
@@ -197,10 +215,17 @@ class FeedForward(PackedLayer):
         pack again. Layers on a GPU are not written."""
         self._layer.save(path)
 
-    def _run(self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any) -> None:
+    def adapters(self, adapters: Sequence[Adapter[Any]]) -> Adapters:
+        """Low-rank adapters beside the packed weights, of which each token of a call may have one. They are copied; on
+        a GPU they are put beside the weights at their first call."""
+        return Adapters(self._layer.adapters(native_parts(adapters)))
+
+    def _run(
+        self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any, adapted: Any = None
+    ) -> None:
         lent = [library.loan(array) for array in self._routing(library, routing, on_input)]
         stream = library.stream(tokens[0])
-        self._layer.run(_lent(library, tokens), lent, on_input, _lent(library, room), stream)
+        self._layer.run(_lent(library, tokens), lent, on_input, _lent(library, room), stream, adapted)
 
     def _routing(self, library: Library, routing: tuple[Any, ...], on_input: bool) -> list[Any]:
         """What says which experts compute which tokens, as it can be lent."""
@@ -276,9 +301,18 @@ class Mlp(FeedForward):
     def _from_bytes(cls, data: bytes, options: Any) -> Self:
         return cls._of(_native.FeedForward.mlp_from_bytes(data, options))
 
-    def __call__(self, x: A, *, dtype: Dtype | None = None, out: A | None = None) -> A:
-        """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise."""
-        return self._call(x, (), False, dtype, out)
+    def __call__(
+        self,
+        x: A,
+        *,
+        adapters: Adapters | None = None,
+        adapter_ids: A | None = None,
+        dtype: Dtype | None = None,
+        out: A | None = None,
+    ) -> A:
+        """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise. Adapters are as
+        for :class:`Experts`."""
+        return self._call(x, (), False, dtype, out, (adapters, adapter_ids))
 
     def __repr__(self) -> str:
         k, inner, n = self._layer.widths
@@ -457,7 +491,15 @@ class Experts(FeedForward):
 
     @overload
     def __call__(
-        self, x: A, router_logits: A, /, *, dtype: Dtype | None = None, out: A | None = None
+        self,
+        x: A,
+        router_logits: A,
+        /,
+        *,
+        adapters: Adapters | None = None,
+        adapter_ids: A | None = None,
+        dtype: Dtype | None = None,
+        out: A | None = None,
     ) -> A: ...
 
     @overload
@@ -469,6 +511,8 @@ class Experts(FeedForward):
         /,
         *,
         weights_on_input: bool = False,
+        adapters: Adapters | None = None,
+        adapter_ids: A | None = None,
         dtype: Dtype | None = None,
         out: A | None = None,
     ) -> A: ...
@@ -481,6 +525,8 @@ class Experts(FeedForward):
         /,
         *,
         weights_on_input: bool = False,
+        adapters: Adapters | None = None,
+        adapter_ids: Any = None,
         dtype: Dtype | None = None,
         out: Any = None,
     ) -> Any:
@@ -490,8 +536,13 @@ class Experts(FeedForward):
         knows its routing; or with ``ids``, int32 or int64 ``[..., k]``, and ``weights`` of the same shape. An id
         outside of the layer's experts adds nothing, and its weight is not looked at. With ``weights_on_input`` weights
         multiply tokens instead of results (Llama-4).
+
+        ``adapters`` are what :meth:`adapters` has made, and ``adapter_ids`` int32 ``[...]``, the number of each token's
+        adapter or -1 for none. An adapter adds ``scaling * (h @ a.T) @ b.T`` in float32 to what a matrix makes of h,
+        before the gate and, of down, before the token's weight. The shared expert has none.
         """
-        return self._call(x, (routing,) if weights is None else (routing, weights), weights_on_input, dtype, out)
+        given = (routing,) if weights is None else (routing, weights)
+        return self._call(x, given, weights_on_input, dtype, out, (adapters, adapter_ids))
 
     def _routing(self, library: Library, routing: tuple[Any, ...], on_input: bool) -> list[Any]:
         names = ("router_logits",) if len(routing) == 1 else ("ids", "weights")

@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Checkpoint", "FeedForward", "Layer", "__version__", "backends", "dequantize", "quantize", "serve_trials", "simulate", "use_threads"]
+__all__ = ["Adapters", "Checkpoint", "FeedForward", "Layer", "__version__", "backends", "dequantize", "quantize", "serve_trials", "simulate", "use_threads"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
@@ -26,6 +26,9 @@ _EngineOptions = tuple[str | None, int | None, str | None]
 # What stands between the products, whether results are batch-invariant, and the bytes that rows may take; then backend, threads and
 # configuration.
 _Options = tuple[str, bool, int | None, int | None, str | None, int | None, str | None]
+# A and B of a projection; an adapter: its scaling, and those of gate, up and down of every expert.
+_Pair = tuple[_Numbers, _Numbers] | None
+_Adapter = tuple[float, list[tuple[_Pair, _Pair, _Pair]]]
 # Scoring, experts per token, correction, groups and how many are looked into, scaling.
 _Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 
@@ -48,6 +51,11 @@ def simulate(
     schedules: int,
 ) -> tuple[str, list[dict[str, Any]], list[str], list[str], list[bytes | None]]: ...
 def use_threads(whose: str) -> None: ...
+@final
+class Adapters:
+    def __len__(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
 @final
 class Checkpoint:
     def __new__(
@@ -165,9 +173,22 @@ class FeedForward:
     @property
     def options(self) -> _Options: ...
     def save(self, path: str | PathLike[str]) -> None: ...
-    def run(self, x: _Numbers, routing: list[Any], on_input: bool, out: _Numbers, stream: int | None) -> None: ...
+    def adapters(self, parts: list[_Adapter]) -> Adapters: ...
+    def run(
+        self,
+        x: _Numbers,
+        routing: list[Any],
+        on_input: bool,
+        out: _Numbers,
+        stream: int | None,
+        adapted: tuple[Adapters, Any] | None = None,
+    ) -> None: ...
     @property
     def count(self) -> int: ...
+    @property
+    def is_mlp(self) -> bool: ...
+    @property
+    def has_shared(self) -> bool: ...
     @property
     def resident(self) -> list[int] | None: ...
     @property
