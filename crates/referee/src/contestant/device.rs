@@ -16,11 +16,8 @@ use crate::Result;
 /// part of L2 only.
 const HOLDS: usize = 40;
 const HOLD_BYTES: usize = 16 << 20;
-/// Sweeps before a cold run, at least.
+/// Sweeps before a cold run.
 const SWEEPS: usize = 4;
-/// Bytes per second that no device fills faster, and seconds for which one is held back at most.
-const FILLED: f64 = 10e12;
-const HELD: f64 = 10e-3;
 
 /// What a run took by a device's clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,14 +38,12 @@ pub struct DeviceClock {
     context: &'static Context,
     scratch: Option<DeviceMemory>,
     sweep: u64,
-    /// Seconds that the host took to queue the run before.
-    queueing: f64,
 }
 
 impl DeviceClock {
     /// A clock on a device.
     pub fn new(context: &'static Context) -> Self {
-        Self { context, scratch: None, sweep: 0, queueing: 0.0 }
+        Self { context, scratch: None, sweep: 0 }
     }
 
     /// Has the next run begin after so many bytes went through L2.
@@ -74,9 +69,7 @@ impl DeviceClock {
         let begun = Event::record(stream)?;
         self.hold_back(stream)?;
         let before = Event::record(stream)?;
-        let start = Instant::now();
         queue()?;
-        self.queueing = start.elapsed().as_secs_f64();
         let after = Event::record(stream)?;
         Ok([before.seconds_until(&after)?, begun.seconds_until(&after)?])
     }
@@ -89,10 +82,6 @@ impl DeviceClock {
             self.scratch = Some(DeviceMemory::new(self.context, "a sweep of its cache", bytes)?);
         }
         let Some(scratch) = &self.scratch else { return Ok(()) };
-        // A run of many launches takes the host longer than the sweeps take the device: then it is held back for twice
-        // as long as the run before took to be queued.
-        let needed = (2.0 * self.queueing).min(HELD) * FILLED / bytes as f64;
-        let times = times.max(needed.ceil() as usize);
         // Lines that were asked to persist would outlive the sweep.
         self.context.reset_persisting()?;
         for _ in 0..times {
