@@ -1,7 +1,7 @@
 //! A round with pitches, up to the choice of what is built: what is brought, checked, voted on and counted.
 
 use super::{Choices, Play};
-use crate::event::{Asked, Chosen, PitchChecked, Pitched, Tallied, Voted, Withdrawn};
+use crate::event::{Asked, Chosen, Event, PitchChecked, Pitched, Tallied, Voted, Withdrawn};
 use crate::evidence::{Evidence, gather};
 use crate::ledger::Ledger;
 use crate::mortem::PostMortem;
@@ -11,7 +11,7 @@ use crate::season::Season;
 use crate::shark::agent::{Considered, PitchQuestion, Question, Tried, Voice, ask, ask_for_pitches};
 use crate::shark::{Ballot, Shark, Source};
 use crate::tally::{Tally, Vote, count};
-use crate::verdict::Verdict;
+use crate::verdict::{Judgement, Verdict};
 use crate::{Error, Result, history, rules};
 
 /// A pitch that may be built.
@@ -128,15 +128,22 @@ impl Play<'_> {
         Ok(brought)
     }
 
-    /// What was tried in this season, and what came of it.
+    /// What was brought in this season, and what came of it: first what was disqualified, then what was tried.
     fn verdicts(&self) -> Vec<Tried> {
         let season = self.journal.season();
-        let tried = |attempt: history::Attempt| Tried {
-            run: history::pitched(self.records(), season, &attempt.pitch).and_then(|pitch| pitch.run.clone()),
+        let run = |pitch: &str| history::pitched(self.records(), season, pitch).and_then(|pitch| pitch.run.clone());
+        let refused = self.records().iter().filter(|record| record.season == season).filter_map(|record| {
+            let Event::PitchChecked(checked) = &record.event else { return None };
+            let judgement = Judgement::because(Verdict::Blocked, checked.disqualified.clone()?);
+            Some(Tried { run: run(&checked.pitch), pitch: checked.pitch.clone(), judgement })
+        });
+        let attempts = history::attempts(self.records()).into_iter().filter(|attempt| attempt.season == season);
+        let tried = attempts.map(|attempt| Tried {
+            run: run(&attempt.pitch),
             pitch: attempt.pitch,
             judgement: attempt.judgement,
-        };
-        history::attempts(self.records()).into_iter().filter(|attempt| attempt.season == season).map(tried).collect()
+        });
+        refused.chain(tried).collect()
     }
 
     /// The pitch that its contestant takes back.

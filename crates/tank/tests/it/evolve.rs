@@ -25,8 +25,12 @@ print(json.dumps({"pitches": [pitch]}))
 "#;
 
 fn evolving(folder: &Path, steps: usize) -> Season {
+    evolving_by(AGENT, folder, steps)
+}
+
+fn evolving_by(agent: &str, folder: &Path, steps: usize) -> Season {
     let script = folder.join("agent.py");
-    fs::write(&script, AGENT).unwrap();
+    fs::write(&script, agent).unwrap();
     let command = ["python3", script.to_str().unwrap(), folder.join("asked").to_str().unwrap()].map(str::to_owned);
     let asked = Asked { contestant: "agent".into(), command: command.to_vec(), programs: false };
     season(&[("one", two())]).evolving(&asked, steps).unwrap()
@@ -68,6 +72,18 @@ fn a_better_tile_is_found_in_three_steps_and_told_again_from_the_ledger() {
     assert_eq!(asked(), 3);
     let again = played(folder.path(), &season, &Options::default());
     assert_eq!((again.len(), asked()), (records.len(), 3), "nobody is asked twice");
+}
+
+#[test]
+fn an_agent_is_told_of_what_was_disqualified() {
+    let folder = tempfile::tempdir().unwrap();
+    let season = evolving_by(&AGENT.replace("16x16", "16x5"), folder.path(), 2);
+    let records = played(folder.path(), &season, &Options::default());
+    let last = records.iter().rev().find_map(|record| match &record.event {
+        Event::Pitched(pitched) => pitched.pitch.claim.as_ref().map(|claim| claim.reasoning.as_str()),
+        _ => None,
+    });
+    assert_eq!(last, Some("after BLOCKED"), "or it would bring the same again");
 }
 
 #[test]
