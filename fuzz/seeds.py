@@ -521,6 +521,9 @@ save("ptx", "debug", entry(
 save("ptx", "variables", entry(
     ".shared .align 8 .b8 s[64];\n.local .b32 l[4];\n.reg .b32 r; mov.b32 r, s; mov.b32 r, dyn+16; ret;",
     head=HEAD + ".extern .shared .align 16 .b8 dyn[];\n.global .align 4 .u32 g[2] = {1, 0xff};\n.const .f32 c = 0f3F800000;\n"))
+# A name of the function's hides the module's, which nobody uses then.
+save("ptx", "hidden_name", entry(
+    ".shared .align 8 .b8 s[64];\n.reg .b32 r; mov.b32 r, s; ret;", head=HEAD + ".const .f32 s = 0f3F800000;\n"))
 save("ptx", "functions", entry(
     REGS + "{ .param .b32 a; st.param.b32 [a], %r1; call.uni (a), f, (a); }\nret;",
     head=HEAD + ".func (.param .b32 out) f(.param .b32 in) { ret; }\n.extern .func g(.param .b64 x);\n"))

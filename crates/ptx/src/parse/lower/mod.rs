@@ -166,7 +166,12 @@ pub(super) fn lower<'t>(
     lower.scopes[0].names.extend(variables.chain(functions).map(|name| (name, Symbol::Other)));
     let mut names = HashSet::new();
     called().chain([body]).for_each(|body| used(body, &mut names));
-    for variable in read.variables.iter().filter(|variable| names.contains(variable.name.text)) {
+    let mut free_names = HashSet::new();
+    for function in read.functions.iter().filter(|one| !one.entry).chain([function]) {
+        let params = function.params.iter().chain(&function.returns).map(|param| param.name.text).collect();
+        free(function.body.as_deref().unwrap_or_default(), params, &mut free_names);
+    }
+    for variable in read.variables.iter().filter(|variable| free_names.contains(variable.name.text)) {
         lower.addressed(variable)?;
     }
     let bodies: Vec<&Vec<Statement<'t>>> = called().chain([body]).collect();
@@ -304,6 +309,22 @@ fn used<'t>(body: &[Statement<'t>], names: &mut HashSet<&'t str>) {
             Statement::Instruction(instruction) => instruction.operands.iter().for_each(|operand| of(operand, names)),
             Statement::Block(inner) => used(inner, names),
             _ => {}
+        }
+    }
+}
+
+/// Adds the names that statements use and did not declare themselves: those of the module. `hidden` are names that mean
+/// something else there already.
+fn free<'t>(body: &[Statement<'t>], mut hidden: HashSet<&'t str>, names: &mut HashSet<&'t str>) {
+    for statement in body {
+        match statement {
+            Statement::Variable(variable) => drop(hidden.insert(variable.name.text)),
+            Statement::Block(inner) => free(inner, hidden.clone(), names),
+            one => {
+                let mut found = HashSet::new();
+                used(std::slice::from_ref(one), &mut found);
+                names.extend(found.difference(&hidden));
+            }
         }
     }
 }
