@@ -46,14 +46,14 @@ const TIMED_TOKENS: [&str; 2] = ["f16", "nvfp4"];
     again after every step, and say what is known by then.\n\n\
     Examples:\n  \
     hammerhead first-contact\n  \
-    HAMMERHEAD_FAMILY=sm80 hammerhead first-contact --json sm80.json --html sm80.html"
+    HAMMERHEAD_FAMILY=sm80 hammerhead first-contact --report sm80.json --html sm80.html"
 )]
 pub struct Args {
     /// The device's number
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: usize,
     /// The file to send back
-    #[arg(long, value_name = "FILE", default_value = "first-contact.json")]
+    #[arg(long = "report", value_name = "FILE", default_value = "first-contact.json")]
     json: PathBuf,
     /// The page that shows it
     #[arg(long, value_name = "FILE", default_value = "first-contact.html")]

@@ -284,7 +284,7 @@ fn kernels_are_printed_only_for_a_device_that_runs_them() {
     for (arch, device, fitting) in [
         ("sm_100a", "h100", "--arch sm_80 or sm_90a"),
         ("sm_90a", "b200", "--arch sm_80 or sm_100a"),
-        ("sm_120f", "a100", "--arch sm_80"),
+        ("sm_120a", "a100", "--arch sm_80"),
         ("sm_90a", "rtx5090", "--arch sm_80 or sm_120a"),
     ] {
         assert_refused(&ptx(arch, device), &[arch, device, fitting]);
@@ -299,13 +299,13 @@ fn first_contact_without_a_gpu_that_can_be_used_is_a_sentence_and_writes_nothing
     let folder = tempfile::tempdir().unwrap();
     let [json, html] = ["a.json", "a.html"].map(|name| folder.path().join(name));
     let mut refused = command();
-    refused.arg("first-contact").arg("--json").arg(&json).arg("--html").arg(&html);
+    refused.arg("first-contact").arg("--report").arg(&json).arg("--html").arg(&html);
     // Where there is a GPU, this is what it is refused for.
     let output = refused.env("HAMMERHEAD_FAMILY", "sm70").output().unwrap();
     assert_refused(&output, &["backend 'cuda'"]);
     assert!(!json.exists() && !html.exists());
-    let output = hammerhead(["first-contact", "--json", "one", "--html", "one"]);
-    assert_refused(&output, &["--json and --html both name", "one"]);
+    let output = hammerhead(["first-contact", "--report", "one", "--html", "one"]);
+    assert_refused(&output, &["two results would go to", "one"]);
 }
 
 #[test]

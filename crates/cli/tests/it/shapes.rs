@@ -45,7 +45,7 @@ fn bench_times_shapes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("record.json");
     let mut args = vec!["bench", "--shape", GROUP, "--gate", "gpt-oss", "--result", "bf16", "--seconds", "0.001"];
-    args.extend(["--json", path.to_str().unwrap()]);
+    args.extend(["--export", path.to_str().unwrap()]);
     succeed(&args);
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     assert_eq!(computed(&report["cases"][0]), ["shape", "[3,0,5]×40×64", "gpt-oss", "nvfp4", "bf16"]);
