@@ -12,7 +12,7 @@ MIXED_EXPERTS = ["modelopt_mixed_experts"]
 """Models of which experts are FP8 or MXFP8, and other layers NVFP4."""
 MIXED = sorted(path.name for path in DATA.glob("*_mixed_*") if path.name not in MIXED_EXPERTS)
 """Models of which some linear layers are FP8 or MXFP8."""
-MODELS = sorted(path.name for path in DATA.iterdir() if path.is_dir() and path.name not in [*MIXED, *MIXED_EXPERTS])
+MODELS = sorted(path.parent.name for path in DATA.glob("*/config.json") if path.parent.name not in [*MIXED, *MIXED_EXPERTS])
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
