@@ -31,7 +31,8 @@ ret;
 
 
 def add_kernel():
-    """`add` of triton_kernels.py with BLOCK=1024 for sm_90, as Triton 3.9 compiles it: three pointers, a number, two for scratch memory."""
+    """`add` of triton_kernels.py with BLOCK=1024 for sm_90, as Triton 3.9 compiles it: three pointers, a number, two
+    pointers to scratch memory."""
     return (KERNELS / "add.ptx").read_text()
 
 

@@ -34,7 +34,8 @@ _Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 
 # A grid, a block or a cluster.
 _Sides = tuple[int, int, int]
-# A kernel's argument: buffer and byte; buffer, byte, element, dimensions, strides, box and swizzle of a tensor map; a number; or bytes.
+# A kernel's argument: buffer and byte; buffer, byte, element, dimensions, strides, box and swizzle of a tensor map; a
+# number; or bytes.
 _Map = tuple[int, int, str, list[int], list[int], list[int], int]
 _Argument = tuple[int, int] | _Map | int | float | bytes
 

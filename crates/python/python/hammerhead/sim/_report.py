@@ -10,7 +10,8 @@ class Finding:
     """A rule of the machine that was broken."""
 
     grade: str
-    """``"broken"`` by any reading; ``"seen"``: the ISA forbids it, and hardware has misbehaved; ``"letter"``: the ISA forbids it."""
+    """``"broken"`` by any reading; ``"seen"``: the ISA forbids it, and hardware has misbehaved; ``"letter"``: the ISA
+    forbids it."""
     report: str | None
     """The report of hardware that misbehaved, of one that is ``"seen"``."""
     rule: str
@@ -51,7 +52,8 @@ class Report:
     findings: list[Finding]
     """What broke a rule, the worst first, once per rule and pair of instructions."""
     differs: list[str]
-    """Arrays whose contents depend on the schedule: no finding by itself, since sums by atomics may, and worth a look."""
+    """Arrays whose contents depend on the schedule. That is no finding by itself, since sums by atomics may, but worth
+    a look."""
     profile: list[str]
     """What a run that came to its end has moved and computed."""
 

@@ -122,7 +122,8 @@ class _Driver:
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         ptx = _text(metadata.hash, source.name)
 
-        # A compiled kernel keeps its launcher, and may outlive this driver: what counts is who is active when it is called.
+        # A compiled kernel keeps its launcher, and may outlive this driver: what counts is who is active when it is
+        # called.
         def launch(x: int, y: int, z: int, stream: Any, function: Any, *rest: Any) -> None:
             active = _drivers().active
             if not isinstance(active, _Driver):
@@ -150,7 +151,8 @@ class _Driver:
         )
         self.reports.append(report)
 
-    # What Triton and its users ask of any driver. The device is a name of its own, so that kernels that are compiled for it stay apart from those for a GPU.
+    # What Triton and its users ask of any driver. The device has a name of its own, so that kernels that are compiled
+    # for it stay apart from those for a GPU.
 
     def get_current_device(self) -> tuple[str, int]:
         return "hammerhead.sim", self.arch
@@ -184,7 +186,8 @@ class _Driver:
 
 @cache
 def _text(digest: str, name: str) -> str:
-    """The PTX of a compiled kernel, which the compiler keeps in its cache, under a name that it cuts. Triton asks for a launcher whenever it launches."""
+    """The PTX of a compiled kernel, which the compiler keeps in its cache under a shortened name. Triton asks for a
+    launcher at every launch."""
     from triton.runtime.cache import get_cache_manager
 
     group = get_cache_manager(digest).get_group(f"{name[:150]}.json") or {}
