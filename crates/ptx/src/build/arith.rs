@@ -2,7 +2,8 @@
 
 use super::Builder;
 use crate::instr::{
-    Arith, BinaryOp, Comparison, FloatMode, LogicOp, PredicateOp, Rounding, SpecialRegister, TernaryOp, UnaryOp,
+    Arith, BinaryOp, Comparison, E4m3Source, FloatMode, LogicOp, PredicateOp, Rounding, SpecialRegister, TernaryOp,
+    UnaryOp,
 };
 use crate::types::{
     Bank, Bf16, Bf16x2, Bool, CachePolicy, DataType, F16, F16x2, F32, Operand, Pred, Reg, S32, Type, U16, U32, U64,
@@ -394,6 +395,28 @@ impl Builder {
     pub fn convert_pair<T: PackedPair>(&mut self, low: Reg<F32>, high: Reg<F32>) -> Reg<T> {
         let dst = self.register::<T>();
         self.emit(Arith::ConvertPair { to: T::DATA, dst: dst.id(), low: low.id(), high: high.id() });
+        dst
+    }
+
+    /// Two halves rounded to two e4m3 numbers, in 16 bits; see [`Arith::ConvertE4m3`].
+    pub fn e4m3_of_halves(&mut self, a: Reg<F16x2>) -> Reg<U16> {
+        let dst = self.register::<U16>();
+        self.emit(Arith::ConvertE4m3 { dst: dst.id(), from: E4m3Source::Halves(a.id()) });
+        dst
+    }
+
+    /// Two f32 rounded to two e4m3 numbers, in 16 bits; see [`Arith::ConvertE4m3`].
+    pub fn e4m3_of_floats(&mut self, low: Reg<F32>, high: Reg<F32>) -> Reg<U16> {
+        let dst = self.register::<U16>();
+        self.emit(Arith::ConvertE4m3 { dst: dst.id(), from: E4m3Source::Floats([low.id(), high.id()]) });
+        dst
+    }
+
+    /// Two 16-bit words in one register.
+    pub fn pack_halfwords(&mut self, low: Reg<U16>, high: Reg<U16>) -> Reg<U32> {
+        let dst = self.register::<U32>();
+        let (low, high) = (Value::from(low).operand(), Value::from(high).operand());
+        self.emit(Arith::Pack { dst: dst.id(), low, high });
         dst
     }
 

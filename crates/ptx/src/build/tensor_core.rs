@@ -18,6 +18,8 @@ pub enum MatrixOperand {
     F16([Reg<F16x2>; 4]),
     /// A fragment of bfloat16 in registers.
     Bf16([Reg<Bf16x2>; 4]),
+    /// A fragment of e4m3 numbers in registers, four in each.
+    E4m3([Reg<U32>; 4]),
     /// K-major in shared memory.
     Shared(MatrixElement, Reg<WgmmaMatrix>),
     /// M-major in shared memory.
@@ -116,6 +118,7 @@ impl Builder {
         let (element, a) = match a {
             MatrixOperand::F16(regs) => (MatrixElement::F16, MatrixA::Registers(regs.map(Reg::id))),
             MatrixOperand::Bf16(regs) => (MatrixElement::Bf16, MatrixA::Registers(regs.map(Reg::id))),
+            MatrixOperand::E4m3(regs) => (MatrixElement::E4m3, MatrixA::Registers(regs.map(Reg::id))),
             MatrixOperand::Shared(element, desc) => (element, MatrixA::Shared { desc: desc.id(), transpose: false }),
             MatrixOperand::SharedTransposed(element, desc) => {
                 (element, MatrixA::Shared { desc: desc.id(), transpose: true })

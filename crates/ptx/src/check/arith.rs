@@ -2,7 +2,7 @@
 
 use super::Check;
 use crate::instr::{
-    Arith, BinaryOp, Direction, FloatMode, ParamBase, PredicateOp, Rounding, TernaryOp, UnaryOp, Width,
+    Arith, BinaryOp, Direction, E4m3Source, FloatMode, ParamBase, PredicateOp, Rounding, TernaryOp, UnaryOp, Width,
 };
 use crate::kernel::ParamType;
 use crate::rule::Rule;
@@ -201,6 +201,14 @@ impl Check<'_> {
                 self.form(&"conversion to a pair", to, (&[F16x2, Bf16x2], "F16x2 and Bf16x2"));
                 self.banks("an operand", &[low, high], Bank::B32);
                 self.bank("the result", dst, Bank::B32);
+            }
+            Arith::ConvertE4m3 { dst, from } => {
+                self.feature("conversion to eight-bit floats", Feature::EightBitFloats);
+                match from {
+                    E4m3Source::Halves(a) => self.bank("the operand", a, Bank::B32),
+                    E4m3Source::Floats(floats) => self.banks("an operand", &floats, Bank::B32),
+                }
+                self.bank("the result", dst, Bank::B16);
             }
             Arith::Pack { dst, low, high } => {
                 let half = self.half_of("the result", dst);

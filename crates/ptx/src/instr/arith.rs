@@ -438,6 +438,15 @@ pub enum ParamBase {
     Reg(RegId),
 }
 
+/// What becomes two e4m3 numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum E4m3Source {
+    /// The two halves of an `F16x2`.
+    Halves(RegId),
+    /// Two f32: the low one and the high one.
+    Floats([RegId; 2]),
+}
+
 /// Arithmetic, comparison, conversion, moves.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arith {
@@ -558,6 +567,14 @@ pub enum Arith {
         low: RegId,
         /// Becomes the high half.
         high: RegId,
+    },
+    /// Two floats rounded to nearest even into two e4m3 numbers of a 16-bit register (`cvt.rn.satfinite.e4m3x2`).
+    /// What is beyond ±448 becomes that; NaN stays NaN.
+    ConvertE4m3 {
+        /// Result: the first number in the low byte.
+        dst: RegId,
+        /// Operands.
+        from: E4m3Source,
     },
     /// Two narrower registers (or literals) joined, the first in the low half: 2×16 → 32 or 2×32 → 64.
     Pack {

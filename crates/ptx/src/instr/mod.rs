@@ -16,8 +16,8 @@ mod warp;
 mod wgmma;
 
 pub use arith::{
-    Arith, BinaryOp, Comparison, Direction, FloatMode, LogicOp, ParamBase, PredicateOp, Rounding, SpecialRegister,
-    TernaryOp, UnaryOp,
+    Arith, BinaryOp, Comparison, Direction, E4m3Source, FloatMode, LogicOp, ParamBase, PredicateOp, Rounding,
+    SpecialRegister, TernaryOp, UnaryOp,
 };
 pub use barrier::{Barrier, Fence, Semantics};
 pub use control::{Control, Label, RegisterChange, Unknown};

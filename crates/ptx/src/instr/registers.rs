@@ -2,8 +2,8 @@
 //! simulator to notice registers that an asynchronous instruction still owns.
 
 use super::{
-    Accumulate, Arith, AsyncCopy, Barrier, Control, Instr, MatrixA, Memory, Mma, Op, ParamBase, PredicateOp, Tcgen05,
-    TensorA, Warp, Wgmma,
+    Accumulate, Arith, AsyncCopy, Barrier, Control, E4m3Source, Instr, MatrixA, Memory, Mma, Op, ParamBase,
+    PredicateOp, Tcgen05, TensorA, Warp, Wgmma,
 };
 use crate::types::{Address, Base, Operand, RegId};
 
@@ -114,6 +114,13 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
         }
         Arith::ConvertPair { dst, low, high, .. } => {
             each(&[low, high], Read, visit);
+            visit(dst, Write);
+        }
+        Arith::ConvertE4m3 { dst, from } => {
+            match from {
+                E4m3Source::Halves(a) => visit(a, Read),
+                E4m3Source::Floats(floats) => each(&floats, Read, visit),
+            }
             visit(dst, Write);
         }
         Arith::Unpack { low, high, a } => {

@@ -3,9 +3,9 @@
 
 use super::{SHARED, address, list, operand, scope, space, suffix, vector, when, word};
 use crate::instr::{
-    Arith, AtomicOp, BinaryOp, Comparison, Direction, FloatMode, LoadOrder, LogicOp, MatrixElement, Memory, Mma,
-    ParamBase, PredicateOp, ReduceOp, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp, VoteMode,
-    Warp, Width,
+    Arith, AtomicOp, BinaryOp, Comparison, Direction, E4m3Source, FloatMode, LoadOrder, LogicOp, MatrixElement, Memory,
+    Mma, ParamBase, PredicateOp, ReduceOp, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp,
+    VoteMode, Warp, Width,
 };
 use crate::kernel::Kernel;
 use crate::target::Target;
@@ -42,6 +42,10 @@ impl Kernel {
             }
             // PTX names the high half first.
             Arith::ConvertPair { to, dst, low, high } => format!("cvt.rn.{}.f32 {dst}, {high}, {low}", suffix(to)),
+            Arith::ConvertE4m3 { dst, from } => match from {
+                E4m3Source::Halves(a) => format!("cvt.rn.satfinite.e4m3x2.f16x2 {dst}, {a}"),
+                E4m3Source::Floats([low, high]) => format!("cvt.rn.satfinite.e4m3x2.f32 {dst}, {high}, {low}"),
+            },
             Arith::Pack { dst, low, high } => {
                 format!("mov.b{} {dst}, {{{}, {}}}", dst.bank.bits(), word(low), word(high))
             }

@@ -68,7 +68,12 @@ impl Kernel {
         let eight_bits = |instr: &Instr| {
             matches!(instr.op, Op::Mma(Mma::Dense { element: MatrixElement::E4m3 | MatrixElement::E5m2, .. }))
         };
-        let with_floats = if self.body.iter().any(eight_bits) { (8, 4) } else { (7, 0) };
+        let converted = |instr: &Instr| matches!(instr.op, Op::Arith(Arith::ConvertE4m3 { .. }));
+        let with_floats = match () {
+            _ if self.body.iter().any(eight_bits) => (8, 4),
+            _ if self.body.iter().any(converted) => (8, 1),
+            _ => (7, 0),
+        };
         let with_hints = if self.body.iter().any(hints) { (7, 4) } else { (7, 0) };
         let with_params = if self.param_bytes() > FEW_PARAMS { (8, 1) } else { (7, 0) };
         self.target.version().max(with_hints).max(with_params).max(with_floats)

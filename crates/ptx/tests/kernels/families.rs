@@ -259,6 +259,9 @@ fn arithmetic() -> Vec<Op> {
         }
         ops.push(Arith::ConvertPair { to: ty, dst, low: r(1), high: r(2) }.into());
     }
+    for from in [E4m3Source::Halves(r(1)), E4m3Source::Floats([r(1), r(2)])] {
+        ops.push(Arith::ConvertE4m3 { dst: reg(Bank::B16, 0), from }.into());
+    }
     ops
 }
 

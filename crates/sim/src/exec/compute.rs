@@ -1,6 +1,6 @@
 //! Registers to registers, each lane for itself.
 
-use ptx::instr::{Arith, BinaryOp, LogicOp, ParamBase, PredicateOp, Width};
+use ptx::instr::{Arith, BinaryOp, E4m3Source, LogicOp, ParamBase, PredicateOp, Width};
 use ptx::{Bank, Operand, RegId, SpecialRegister, VariableSpace};
 
 use super::Exec;
@@ -125,6 +125,21 @@ impl Exec<'_, '_> {
                 let half = |bits: u32| arith::round_half(to, f32::from_bits(bits)) as u32;
                 let values = std::array::from_fn(|lane| half(low[lane]) | half(high[lane]) << 16);
                 self.set_words(dst, &values);
+            }
+            Arith::ConvertE4m3 { dst, from } => {
+                let pairs: [[f32; 2]; 32] = match from {
+                    E4m3Source::Halves(a) => {
+                        let halves = warp.words(a);
+                        let half = |bits: u32| half::f16::from_bits(bits as u16).to_f32();
+                        std::array::from_fn(|lane| [half(halves[lane]), half(halves[lane] >> 16)])
+                    }
+                    E4m3Source::Floats(floats) => {
+                        let [low, high] = floats.map(|float| warp.words(float));
+                        std::array::from_fn(|lane| [low[lane], high[lane]].map(f32::from_bits))
+                    }
+                };
+                let byte = |value| u64::from(arith::round_e4m3(value));
+                self.set(dst, &pairs.map(|[low, high]| byte(low) | byte(high) << 8));
             }
             Arith::Pack { dst, low, high } => {
                 let half = dst.bank.bits() / 2;

@@ -3,8 +3,8 @@
 use super::words::Words;
 use super::{Lower, Refusal, Symbol};
 use crate::instr::{
-    Arith, BinaryOp, Comparison, Direction, FloatMode, LogicOp, PredicateOp, Rounding, SpecialRegister, TernaryOp,
-    UnaryOp,
+    Arith, BinaryOp, Comparison, Direction, E4m3Source, FloatMode, LogicOp, PredicateOp, Rounding, SpecialRegister,
+    TernaryOp, UnaryOp,
 };
 use crate::parse::syntax::Operand;
 use crate::print;
@@ -537,6 +537,9 @@ impl<'t> Lower<'_, 't> {
             Rounding::ALL.into_iter().find(|rounding| print::rounding_mode(*rounding).strip_prefix('.') == Some(word))
         };
         let rounding = words.find(named);
+        if words.take("satfinite") {
+            return self.convert_e4m3(rounding, words, operands);
+        }
         let (flush, saturate) = (words.take("ftz"), words.take("sat"));
         let mode = FloatMode { flush, saturate, ..FloatMode::PLAIN };
         let from = words.number().ok_or(Refusal::Unknown)?;
@@ -571,6 +574,30 @@ impl<'t> Lower<'_, 't> {
             _ => self.converted(a, from)?,
         };
         Ok(Arith::Convert { to, from, rounding, mode, dst, a })
+    }
+
+    /// Two floats as e4m3.
+    fn convert_e4m3(
+        &mut self,
+        rounding: Option<Rounding>,
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<Arith, Refusal> {
+        if rounding != Some(Rounding::NearestEven) || !words.take("e4m3x2") {
+            return Err(Refusal::Unknown);
+        }
+        let (dst, from) = match words.number().ok_or(Refusal::Unknown)? {
+            DataType::F16x2 => {
+                let [dst, a] = self.exactly(operands)?;
+                (dst, E4m3Source::Halves(self.register(a, Bank::B32)?))
+            }
+            DataType::F32 => {
+                let [dst, high, low] = self.exactly(operands)?;
+                (dst, E4m3Source::Floats([self.register(low, Bank::B32)?, self.register(high, Bank::B32)?]))
+            }
+            _ => return Err(Refusal::Unknown),
+        };
+        Ok(Arith::ConvertE4m3 { dst: self.register(dst, Bank::B16)?, from })
     }
 
     /// A register of a conversion: bytes may be in registers of any width.
