@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use op::backend::packed_as;
 use op::{
-    Activation, Arithmetic, Backend, Config, Cost, Operands, PackedWeights, Phase, Problem, Result, Team, Weights,
+    Activation, Arithmetic, Backend, Config, Cost, Operands, PackedWeights, Phase, Precision, Problem, Result, Team,
+    Weights,
 };
 
 use super::environment::in_default_mode;
@@ -101,7 +102,7 @@ unsafe impl<T: InstructionSet> Backend for Cpu<T> {
     }
 
     fn candidates(&self, problem: &Problem, threads: usize) -> Vec<Config> {
-        if problem.whole().is_some() {
+        if problem.whole().is_some() || problem.precision() != Precision::Exact {
             return Vec::new();
         }
         model::candidates(problem, &T::rates(problem.activation()), threads)

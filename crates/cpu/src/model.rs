@@ -12,7 +12,7 @@ use super::pack::{BLOCK_BYTES, CHUNK, COLUMNS};
 use super::schedule::OWN_TOKENS;
 use super::speeds::{Bandwidth, Speed, Speeds};
 use super::sums::Lanes;
-use op::{Config, Cost, Epilogue, Error, Own, Phase, Problem, Result, Schedule, Shape, Strategy, Tile};
+use op::{Config, Cost, Epilogue, Error, Own, Phase, Precision, Problem, Result, Schedule, Shape, Strategy, Tile};
 
 /// Bytes per second of sums carried from one stretch of K to the next, where they and the tokens of a stretch stay near
 /// (in an L2 of the smaller kind) and where they do not; and of planes between passes.
@@ -373,6 +373,10 @@ pub(super) fn legal(
     threads: usize,
 ) -> Result<usize> {
     let known = match problem.whole() {
+        _ if problem.precision() == Precision::Fp8 => {
+            Err("processors multiply exactly only; fp8 tokens are for Hopper GPUs (backend cuda): ask for exact"
+                .to_owned())
+        }
         None => config.own.check(backend, &[]),
         Some(_) => Err("a processor computes the products of a layer one by one; ask for a plan of each".to_owned()),
     };

@@ -24,6 +24,11 @@
 //!   bits; Khattak and Mikaitis, "Accurate models of NVIDIA tensor cores" (arXiv:2512.07004, 2025), and Xie, Wang, Yang
 //!   and Yang, "MMA-Sim" (arXiv:2511.10909, 2025), the numbers for Hopper, which models confirm to the bit. Both cuts
 //!   are systematic: with products of one sign they all go the same way.
+//! - **The same with e4m3 operands**: 32 products and the running sum are aligned and cut in the same way, but 13 bits
+//!   behind the point of the largest, and so is their sum ("MMA-Sim"; DeepSeek-V3's report, arXiv:2412.19437, has found
+//!   the 14 bits by experiment). Kernels that promote sums to f32 every 128 of K lose less; ours do not, since two sets
+//!   of sums leave no registers for tiles of 256 tokens. What is lost is derived from the products themselves, by the
+//!   reference ([`Sum::coarse`]): each less than the place of that bit where it is not a multiple of it.
 //! - **Blackwell's tensor cores**, tcgen05: with f16 or bf16 operands as Hopper's. With NVFP4 operands and their
 //!   scales, an instruction's 64 products are added up exactly within each block of 16, multiplied with the two scales
 //!   exactly, and these four and the running sum aligned to the largest exponent among those of the scales' products
@@ -63,6 +68,8 @@ pub enum Arithmetic {
         /// Operands' least normal exponent, below which they count as if they had that one.
         least_exponent: i32,
     },
+    /// Hopper's tensor cores on e4m3 operands.
+    Fp8TensorCores,
     /// Blackwell's tensor cores on NVFP4 operands.
     BlockScaledTensorCores,
     /// The simulated tensor cores.
@@ -84,6 +91,9 @@ impl Arithmetic {
     /// How far the sum of `k` products may be off.
     pub fn error(self, sum: &Sum, k: usize) -> f64 {
         let (all, k) = (sum.magnitude, k as f64);
+        if self == Arithmetic::Fp8TensorCores && all.is_finite() {
+            return sum.coarse + if sum.coarse > 0.0 { JOINS * EPSILON * all } else { 0.0 };
+        }
         if sum.exact || all.is_infinite() {
             return if sum.exact && all.is_finite() { 0.0 } else { f64::INFINITY };
         }
@@ -112,6 +122,7 @@ impl Arithmetic {
                 let cut = 2.0 * instructions * sum.average;
                 cut + aligned(sum, partial, k * f64::from(parts), instructions, least_exponent) + JOINS * partial
             }
+            Arithmetic::Fp8TensorCores => 0.0,
             Arithmetic::BlockScaledTensorCores => {
                 let instructions = (k / 64.0).ceil();
                 let scales = sum.alpha * 4.0 * sum.operands[0] * sum.operands[1];

@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Activation, Activations, Arithmetic, Choose, Config, Error, LayerSpec, LoadedLayer, Problem, Result, Setting,
-    Target, Team, Weights,
+    Activation, Activations, Arithmetic, Choose, Config, Error, LayerSpec, LoadedLayer, Precision, Problem, Result,
+    Setting, Target, Team, Weights,
 };
 
 /// What a configuration costs on a backend, as far as arithmetic can tell.
@@ -124,6 +124,19 @@ pub unsafe trait Backend: Send + Sync {
 
     /// How it adds products up, with activations of such a type: what its results are judged by.
     fn arithmetic(&self, activation: Activation) -> Arithmetic;
+
+    /// How it adds up what [`crate::Precision::Fp8`] makes of operands.
+    fn fp8_arithmetic(&self) -> Arithmetic {
+        Arithmetic::Fp8TensorCores
+    }
+
+    /// How it adds up the products of a problem.
+    fn arithmetic_of(&self, problem: &Problem) -> Arithmetic {
+        match problem.precision() {
+            Precision::Exact => self.arithmetic(problem.activation()),
+            Precision::Fp8 => self.fp8_arithmetic(),
+        }
+    }
 
     /// The same for the products of whole layers, where an NVFP4 intermediate may be multiplied as numbers of 16 bits.
     fn layer_arithmetic(&self, activation: Activation) -> Arithmetic {

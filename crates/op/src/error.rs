@@ -263,6 +263,13 @@ pub enum Error {
         group: usize,
     },
 
+    /// FP8 tokens where there are none.
+    #[error("precision fp8: {reason}")]
+    Fp8Tokens {
+        /// Why not, and what to do.
+        reason: String,
+    },
+
     /// An NVFP4 intermediate before weights that want it multiplied first.
     #[error(
         "expert {expert}: its down projection has an input scale, and an nvfp4 intermediate is not multiplied with one before it is quantised; take intermediate=tokens or f32, or load the weights without the input scale"

@@ -37,6 +37,7 @@ pub mod layer_reference;
 pub mod mlp;
 pub mod operands;
 mod own;
+pub mod precision;
 mod problem;
 pub mod reference;
 mod request;
@@ -58,6 +59,7 @@ pub use layer::{Choose, HostCall, HostRows, LayerOperands, LayerSpec, LoadedLaye
 pub use mlp::{ExpertWeights, MlpWeights, SharedWeights};
 pub use operands::{Activations, Weights};
 pub use own::{Own, Setting};
+pub use precision::Precision;
 pub use problem::{Activation, Output, Problem};
 pub use request::Request;
 pub use routing::{Groups, Ids, Routed, Router, Scoring};

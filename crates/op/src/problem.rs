@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use format::{BLOCK, Values};
 
-use crate::{Error, Gate, Intermediate, Result, Shape, Whole};
+use crate::{Error, Gate, Intermediate, Precision, Result, Shape, Whole};
 
 /// The element type of C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -125,6 +125,7 @@ pub struct Problem {
     gate: Gate,
     activation: Activation,
     output: Output,
+    precision: Precision,
     whole: Option<Whole>,
 }
 
@@ -146,7 +147,7 @@ impl Problem {
             let sum = most_bytes(shape).and_then(|bytes| total.checked_add(bytes));
             total = sum.filter(|&sum| isize::try_from(sum).is_ok()).ok_or(Error::TooLarge { group, shape: *shape })?;
         }
-        Ok(Self { groups, gate, activation, output, whole: None })
+        Ok(Self { groups, gate, activation, output, precision: Precision::Exact, whole: None })
     }
 
     /// A whole layer of so many experts, of which each makes `inner` columns of tokens with `k` and the layer's results
@@ -193,6 +194,30 @@ impl Problem {
             Problem::new(self.groups.clone(), self.gate, first, between.0)?,
             Problem::new(second, Gate::None, scaled(whole.scaled[1], between.1), Output::F32)?,
         ])
+    }
+
+    /// The same problem with operands in another precision. FP8 is for dense tokens, and for products alone.
+    pub fn with_precision(self, precision: Precision) -> Result<Self> {
+        let refused = |reason: &str| Err(Error::Fp8Tokens { reason: reason.to_owned() });
+        match (precision, self.activation, &self.whole) {
+            (Precision::Fp8, Activation::NvFp4, _) => {
+                refused("these tokens are NVFP4, which has fewer bits; give f16, bf16 or f32, or ask for exact")
+            }
+            (Precision::Fp8, _, Some(_)) => {
+                refused("whole layers are computed exactly only; ask for exact, or compute their products one by one")
+            }
+            _ => Ok(Self { precision, ..self }),
+        }
+    }
+
+    /// What operands are rounded to before they are multiplied.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The same products of groups of other sizes: gate, types and precision stay.
+    pub fn with_groups(&self, groups: Vec<Shape>) -> Result<Self> {
+        Problem::new(groups, self.gate, self.activation, self.output)?.with_precision(self.precision)
     }
 
     /// The sizes of every group.

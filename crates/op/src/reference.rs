@@ -18,6 +18,7 @@
 //! may be off by: the sum of magnitudes Σ|a·b|, the *quantum*, a power of two that divides every product, and how large
 //! the sum was on its way.
 
+use crate::precision::{self, Precision};
 use crate::{Activations, Gate, Weights};
 
 /// A row of an operand, exact and without its global scale, and the largest power of two that divides its values.
@@ -29,6 +30,8 @@ pub struct Row {
     largest: f64,
     /// Whether backends round these numbers to f32.
     rounded: bool,
+    /// The least normal number, where these are e4m3 numbers times a power of two.
+    least_e4m3: Option<f64>,
 }
 
 impl Row {
@@ -51,9 +54,23 @@ impl Row {
         Self { rounded: true, ..self }
     }
 
+    /// A row of e4m3 numbers times two to a power.
+    fn e4m3(values: &[f32], exponent: i32) -> Self {
+        let lowest = values.iter().filter_map(|&x| lowest_place(x)).min().map(|place| place + exponent);
+        let factor = 2f64.powi(exponent);
+        let values = values.iter().map(|&x| f64::from(x) * factor).collect();
+        Self { least_e4m3: Some(2f64.powi(-6) * factor), ..Self::of(values, lowest, false) }
+    }
+
     fn of(values: Vec<f64>, lowest: Option<i32>, rounded: bool) -> Self {
         let largest = values.iter().fold(0f64, |largest, x| largest.max(x.abs()));
-        Self { values, quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)), largest, rounded }
+        Self {
+            values,
+            quantum: lowest.map_or(f64::INFINITY, |place| 2f64.powi(place)),
+            largest,
+            rounded,
+            least_e4m3: None,
+        }
     }
 }
 
@@ -109,6 +126,9 @@ pub struct Sum {
     pub operands: [f64; 2],
     /// |α|.
     pub alpha: f64,
+    /// |α| times what tensor cores may lose that keep 13 bits behind the point of e4m3 numbers' sums: in a row, or in
+    /// two halves of K; nothing of other numbers.
+    pub coarse: f64,
 }
 
 impl Sum {
@@ -138,6 +158,7 @@ impl Sum {
             quantum: 0.0,
             operands: [f64::INFINITY; 2],
             alpha: 1.0,
+            coarse: 0.0,
         }
     }
 }
@@ -248,7 +269,57 @@ pub fn dot(a: &Row, b: &Row, alpha: f64, largest: f64) -> Sum {
         quantum: scale * quantum,
         operands: [a.largest, b.largest],
         alpha: scale,
+        coarse: a.least_e4m3.zip(b.least_e4m3).map_or(0.0, |least| scale * coarse(a, b, least)),
     }
+}
+
+/// Products of e4m3 numbers that tensor cores add up at a time.
+const E4M3_PRODUCTS: usize = 32;
+/// Bits that those keep behind the point of the largest addend, and of the sum.
+const E4M3_FRACTION: i32 = 13;
+
+/// What sums of e4m3 products lose, at most, in the worst of the orders in which kernels add: in a row, or in two
+/// halves whose first has the odd stage of 128 or 256.
+fn coarse(a: &Row, b: &Row, least: (f64, f64)) -> f64 {
+    let instructions = a.values.len().div_ceil(E4M3_PRODUCTS);
+    let half = |stage: usize| instructions.div_ceil(stage).div_ceil(2) * stage;
+    let cuts = [instructions, half(128 / E4M3_PRODUCTS), half(256 / E4M3_PRODUCTS)];
+    let lost = |cut: usize| {
+        let parts = [0..cut.min(instructions), cut.min(instructions)..instructions];
+        parts.into_iter().map(|part| coarse_part(a, b, least, part)).sum::<f64>()
+    };
+    cuts.map(lost).into_iter().fold(0.0, f64::max)
+}
+
+/// The same for some instructions that add to one sum. Each aligns its products and the sum so far to the largest
+/// exponent among them, that of a product being the sum of its operands'; cuts what is beyond the 13th bit behind that
+/// point off every addend; and cuts their sum in the same way. An addend loses less than the place of that bit and no
+/// more than itself, and nothing if it is a multiple of it.
+fn coarse_part(a: &Row, b: &Row, (least_a, least_b): (f64, f64), part: std::ops::Range<usize>) -> f64 {
+    let power = |x: f64| f64::from_bits(x.to_bits() & 0x7FF0_0000_0000_0000);
+    let exponent = |x: f64, least: f64| power(x.abs().max(least));
+    let place = |largest: f64| power(largest) * 2f64.powi(-E4M3_FRACTION);
+    let is_multiple = |x: f64, place: f64| (x / place).fract() == 0.0;
+    let (mut sum, mut lost) = (0f64, 0f64);
+    for instruction in part {
+        let of = |row: &Row| {
+            let end = row.values.len().min((instruction + 1) * E4M3_PRODUCTS);
+            row.values[instruction * E4M3_PRODUCTS..end].to_vec()
+        };
+        let pairs: Vec<(f64, f64)> = of(a).into_iter().zip(of(b)).collect();
+        let product = pairs.iter().map(|&(a, b)| exponent(a, least_a) * exponent(b, least_b)).fold(0.0, f64::max);
+        let cut_at = place(product.max(sum.abs() + lost));
+        let cut = |x: f64| if is_multiple(x, cut_at) { 0.0 } else { x.abs().min(cut_at) };
+        let products: f64 = pairs.iter().map(|&(a, b)| cut(a * b)).sum();
+        let before = if lost == 0.0 { cut(sum) } else { cut_at };
+        sum += pairs.iter().map(|&(a, b)| a * b).sum::<f64>();
+        lost += products + before;
+        let last = place(sum.abs() + lost);
+        if lost > 0.0 || !is_multiple(sum, last) {
+            lost += last;
+        }
+    }
+    lost
 }
 
 /// One element of C.
@@ -291,13 +362,30 @@ pub struct Reference<'a, 'b> {
     activations: &'a Activations<'b>,
     weights: &'a Weights<'b>,
     gate: Gate,
+    precision: Precision,
+    /// The powers of two that the matrices' weights are multiplied by before they are rounded to e4m3.
+    lifts: Vec<u32>,
     largest: f64,
 }
 
 impl<'a, 'b> Reference<'a, 'b> {
     /// A group's operands and its gate. Where it takes one matrix, the up matrix is not looked at.
     pub fn new(activations: &'a Activations<'b>, weights: &'a Weights<'b>, gate: Gate) -> Self {
-        let mut reference = Self { activations, weights, gate, largest: 0.0 };
+        Self::in_precision(activations, weights, gate, Precision::Exact)
+    }
+
+    /// The same with operands in a precision, as [`mod@crate::precision`] defines it.
+    pub fn in_precision(
+        activations: &'a Activations<'b>,
+        weights: &'a Weights<'b>,
+        gate: Gate,
+        precision: Precision,
+    ) -> Self {
+        let lifts = match precision {
+            Precision::Exact => Vec::new(),
+            Precision::Fp8 => weights.matrices().take(gate.matrices()).map(precision::weight_lift).collect(),
+        };
+        let mut reference = Self { activations, weights, gate, precision, lifts, largest: 0.0 };
         for row in 0..activations.rows() {
             let token = reference.token(row);
             reference.largest = reference.largest.max(token.largest);
@@ -315,6 +403,13 @@ impl<'a, 'b> Reference<'a, 'b> {
         let mut values = vec![0.0; self.activations.k()];
         self.activations.unscaled_row(row, &mut values);
         match self.weights.input_scale() {
+            scale if self.precision == Precision::Fp8 => {
+                for (x, factor) in values.iter_mut().zip(scale.unwrap_or_default()) {
+                    *x *= factor;
+                }
+                let (values, exponent) = precision::round_row(&values);
+                Row::e4m3(&values, -exponent)
+            }
             Some(scale) => Row::scaled(&values, scale),
             None => Row::new(values),
         }
@@ -327,7 +422,14 @@ impl<'a, 'b> Reference<'a, 'b> {
             let mut values = vec![0.0; matrix.k()];
             matrix.unscaled_row(column, &mut values);
             let bias = self.weights.bias(index).map_or(0.0, |bias| bias[column].into());
-            Column { row: Row::new(values), global: matrix.global().value(), bias }
+            let row = match self.lifts.get(index) {
+                None => Row::new(values),
+                Some(&lift) => {
+                    let values = precision::round_weights(&values, lift);
+                    Row::e4m3(&values, -precision::WEIGHT_EXPONENT - lift.cast_signed())
+                }
+            };
+            Column { row, global: matrix.global().value(), bias }
         };
         matrices.enumerate().map(read).collect()
     }
