@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use hammerhead::{Activation, Gate, Output};
+use hammerhead::{Activation, Gate, Output, Precision};
 use serde::Serialize;
 use testkit::cases::{self, Case, Inputs, Instance, Suite};
 use testkit::moe::{self, Model};
@@ -84,6 +84,10 @@ pub struct Selection {
     /// The element type of the result: f16, bf16 or f32 [default: each case's own, and f16 for a shape]
     #[arg(long = "result", value_name = "TYPE")]
     pub out: Option<Output>,
+    /// What dense tokens and weights are rounded to before they are multiplied: exact (nothing) or fp8, which changes
+    /// results and is for Hopper GPUs [default: each case's own, and exact for a shape]
+    #[arg(long, value_name = "NAME")]
+    pub precision: Option<Precision>,
     /// The seed that the numbers are made from
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
@@ -92,7 +96,7 @@ pub struct Selection {
 /// The help of `--suite` in a command that takes these where neither suites nor shapes are named.
 pub fn suite_help(default: &str) -> String {
     format!(
-        "Problems of this suite: dual, group, decode, edge or adverse, or moe for whole layers of experts; may be given several times [default: {default}; none if a shape is given]"
+        "Problems of this suite: dual, group, decode, edge, adverse or fp8, or moe for whole layers of experts; may be given several times [default: {default}; none if a shape is given]"
     )
 }
 
@@ -161,6 +165,10 @@ impl Selection {
         if self.gate.is_some() {
             return Err(Error::LayerOption { option: "--gate", remedy: "models have their own: leave it out" });
         }
+        if self.precision == Some(Precision::Fp8) {
+            let remedy = "whole layers are computed exactly only: leave it out";
+            return Err(Error::LayerOption { option: "--precision fp8", remedy });
+        }
         if self.activation.contains(&Activation::NvFp4) {
             return Err(Error::LayerOption { option: "--activation nvfp4", remedy: "layers take f16, bf16 or f32" });
         }
@@ -173,11 +181,12 @@ impl Selection {
         let activations = if self.activation.is_empty() { activations } else { &self.activation };
         let activations = if activations.is_empty() { &[case.activation] } else { activations };
         let (gate, output) = (self.gate.unwrap_or(case.gate), self.out.unwrap_or(case.output));
+        let precision = self.precision.unwrap_or(case.precision);
         let altered = |activation: Activation| {
             // The community's numbers, and its tolerance, are meant for its own tokens and gate.
-            let theirs = (activation, gate) == (case.activation, case.gate);
+            let theirs = (activation, gate, precision) == (case.activation, case.gate, case.precision);
             let inputs = if case.is_community() && !theirs { Inputs::Realistic } else { case.inputs };
-            Case { gate, activation, output, inputs, ..case.clone() }
+            Case { gate, activation, output, precision, inputs, ..case.clone() }
         };
         each_once(activations).into_iter().map(altered).collect()
     }
@@ -214,6 +223,7 @@ fn given(Shapes(groups): Shapes) -> Case {
         gate: Gate::Silu,
         activation: Activation::NvFp4,
         output: Output::F16,
+        precision: Precision::Exact,
         inputs: Inputs::Realistic,
         timed: true,
     }
@@ -221,7 +231,7 @@ fn given(Shapes(groups): Shapes) -> Case {
 
 /// Whether two cases compute the same with the same numbers.
 fn same(one: &Case, other: &Case) -> bool {
-    let key = |case: &Case| (case.gate, case.activation, case.output, case.inputs);
+    let key = |case: &Case| (case.gate, case.activation, case.output, case.precision, case.inputs);
     one.groups == other.groups && key(one) == key(other)
 }
 
@@ -230,7 +240,15 @@ mod tests {
     use super::*;
 
     fn selection() -> Selection {
-        Selection { suite: Vec::new(), shape: Vec::new(), gate: None, activation: Vec::new(), out: None, seed: 0 }
+        Selection {
+            suite: Vec::new(),
+            shape: Vec::new(),
+            gate: None,
+            activation: Vec::new(),
+            out: None,
+            precision: None,
+            seed: 0,
+        }
     }
 
     const DEFAULTS: Defaults<'_> = Defaults { suites: &[Suite::Dual], activations: &[], timed: true };

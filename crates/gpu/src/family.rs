@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use format::Matrix;
 pub use op::Phase;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting, Strategy, Team};
+use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result, Setting, Strategy, Team};
 use ptx::{Kernel, Target};
 
-use crate::expand::{ExpandSpec, TokenForm};
+use crate::expand::{ExpandSpec, Float, TokenForm};
 use crate::facts::Facts;
 use crate::launch::{KernelSpec, Launch};
 use crate::pack::{self, Codes};
 use crate::products::{ExpertKernel, ProductShape};
+use crate::round::RoundSpec;
 use crate::ways::{Feature, Way};
 
 /// Where a group's operands are, and how its sums are scaled. Everything but C starts at a multiple of 16 bytes, and so
@@ -22,10 +23,12 @@ use crate::ways::{Feature, Way};
 pub struct GroupOperands {
     /// The packed gate and up weights; without a gate only the first is looked at.
     pub weights: [u64; 2],
-    /// The tokens as the tensor cores take them: `[m, k]` numbers of 16 bits, or codes.
+    /// The tokens as the tensor cores take them: `[m, k]` numbers of 16 bits, or of 8, or codes.
     pub tokens: u64,
-    /// The scales of codes.
+    /// The scales of codes; where tokens were rounded to e4m3, what each row was divided by.
     pub token_scales: u64,
+    /// The exponents of what each matrix's scales are multiplied with before weights are rounded to e4m3, if they are.
+    pub lifts: [u32; 2],
     /// Bytes from one part of the tokens to the next, where they have several.
     pub part_bytes: u64,
     /// C, `[m, n]`.
@@ -79,6 +82,11 @@ pub trait Family: fmt::Debug + Send + Sync {
     /// How its tensor cores add products up, with activations of such a type.
     fn arithmetic(&self, activation: Activation) -> Arithmetic;
 
+    /// Whether its kernels multiply tokens and weights that were rounded to e4m3 ([`Precision::Fp8`]).
+    fn multiplies_fp8(&self) -> bool {
+        false
+    }
+
     /// The settings that its configurations may have beside those that all have.
     fn settings(&self) -> &'static [Setting] {
         &[]
@@ -117,8 +125,15 @@ pub trait Family: fmt::Debug + Send + Sync {
     /// The kernels that a configuration runs for a problem, in the order in which they run.
     fn kernels(&self, problem: &Problem, config: &Config) -> Result<Vec<Kernel>> {
         let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
-        let expansion = self.expansion(problem.activation());
-        let expansion = expansion.map(|source| ExpandSpec::new(self.target(), source, 1, elements).into());
+        let expansion: Option<KernelSpec> = match problem.precision() {
+            Precision::Exact => self
+                .expansion(problem.activation())
+                .map(|source| ExpandSpec::new(self.target(), source, 1, elements).into()),
+            Precision::Fp8 => {
+                let longest = problem.groups().iter().map(|shape| shape.k).max().unwrap_or(0);
+                Some(RoundSpec::new(self.target(), (Float::of(problem.activation()), false), 1, longest).into())
+            }
+        };
         let mut each: Vec<KernelSpec> = expansion.into_iter().collect();
         let nowhere = vec![GroupOperands::default(); problem.groups().len()];
         for Launch { kernel, .. } in self.launches(problem, config, &nowhere, 0, 1)? {

@@ -5,12 +5,13 @@
 
 use format::{Dense, GlobalScale, Values};
 
-use super::expand::TokenForm;
+use super::expand::{Float, TokenForm};
 use super::expansion::{self, Segment};
 use super::family::{Family, GroupOperands};
 use super::launch::Launch;
 use super::packed::PackedGroup;
-use op::{Activation, Activations, Config, Problem, Result};
+use super::round::{self, Rows};
+use op::{Activation, Activations, Config, Precision, Problem, Result};
 
 /// What every part of the workspace begins at a multiple of.
 const ALIGNMENT: usize = 256;
@@ -63,6 +64,10 @@ pub(super) fn workspace_bytes(family: &dyn Family, problem: &Problem, config: &C
 
 /// Bytes of expanded tokens: all groups one after another, so that tokens that are so too are expanded as one run.
 fn expanded_bytes(family: &dyn Family, problem: &Problem) -> usize {
+    if problem.precision() == Precision::Fp8 {
+        let bytes = problem.groups().iter().map(|shape| round::rounded_bytes([shape.m, shape.k]).iter().sum::<usize>());
+        return bytes.sum::<usize>().next_multiple_of(ALIGNMENT);
+    }
     let Some(source) = family.expansion(problem.activation()) else { return 0 };
     let bytes: usize = problem.groups().iter().map(|shape| source.expanded_bytes(shape.m * shape.k)).sum();
     bytes.next_multiple_of(ALIGNMENT)
@@ -91,6 +96,9 @@ pub(super) fn launches<M>(
     outputs: &[u64],
 ) -> Result<Vec<Launch>> {
     let Site { family, workspace, multiprocessors } = site;
+    if problem.precision() == Precision::Fp8 {
+        return rounded_launches(site, problem, config, weights, address, (source, tokens), outputs);
+    }
     let (mut segments, mut operands, mut next) = (Vec::new(), Vec::new(), workspace);
     for (group, shape) in problem.groups().iter().enumerate() {
         let (place, elements) = (tokens[group], shape.m * shape.k);
@@ -115,9 +123,52 @@ pub(super) fn launches<M>(
             out,
             alphas,
             biases,
+            lifts: [0; 2],
         });
     }
     let mut launches = source.map_or_else(Vec::new, |source| expansion::launches(family.target(), source, &segments));
+    let workspace = workspace + expanded_bytes(family, problem) as u64;
+    launches.extend(family.launches(problem, config, &operands, workspace, multiprocessors)?);
+    Ok(launches)
+}
+
+/// The same where tokens and weights are rounded to e4m3: tokens as they come, or times the factors of their columns.
+fn rounded_launches<M>(
+    site: Site,
+    problem: &Problem,
+    config: &Config,
+    weights: &[PackedGroup<M>],
+    address: impl Fn(&M) -> u64,
+    (source, tokens): (Option<TokenForm>, &[TokenPlace]),
+    outputs: &[u64],
+) -> Result<Vec<Launch>> {
+    let Site { family, workspace, multiprocessors } = site;
+    let kind = match source {
+        Some(TokenForm::Scaled(float)) => (float, true),
+        _ => (Float::of(problem.activation()), false),
+    };
+    let (mut rows, mut operands, mut next) = (Vec::new(), Vec::new(), workspace);
+    for (group, shape) in problem.groups().iter().enumerate() {
+        let (place, sides) = (tokens[group], [shape.m, shape.k]);
+        let [bytes, factor_bytes] = round::rounded_bytes(sides).map(|bytes| bytes as u64);
+        let (target, factors) = (next, next + bytes);
+        next = factors + factor_bytes;
+        rows.push(Rows { source: place.values, columns: place.scales, target, factors, sides });
+        let (addresses, globals) = weights[group].both(&address);
+        let lifts = weights[group].lifts();
+        let lifted = |matrix: usize| 2f64.powi(-lifts[matrix].cast_signed());
+        operands.push(GroupOperands {
+            weights: addresses,
+            tokens: target,
+            token_scales: factors,
+            lifts,
+            part_bytes: 0,
+            out: outputs[group],
+            alphas: [0, 1].map(|matrix| globals[matrix] * place.global.value() * lifted(matrix)),
+            biases: weights[group].bias_addresses(&address),
+        });
+    }
+    let mut launches = round::launches(family.target(), kind, &rows);
     let workspace = workspace + expanded_bytes(family, problem) as u64;
     launches.extend(family.launches(problem, config, &operands, workspace, multiprocessors)?);
     Ok(launches)

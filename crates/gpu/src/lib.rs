@@ -2,7 +2,7 @@
 //!
 //! `families` has a folder per architecture, behind one seam ([`Family`]): which configurations are legal, what they
 //! should cost on a device ([`facts`]), and the launches and kernels of a problem's products. What they share stands
-//! beside them: `expand` makes of tokens what the tensor cores take (`expansion` is its launches), `join` is what two
+//! beside them: `expand` makes of tokens what the tensor cores take (`expansion` is its launches), `round` e4m3 where that is asked for, `join` is what two
 //! passes need besides, `phases` is what their kernels are made of, and `pack` lays weights out. All kernels are plain
 //! functions from a config to a [`ptx::Kernel`]. `launches` puts expansion and products together.
 //!
@@ -50,6 +50,7 @@ pub mod phases;
 pub mod plan;
 pub mod products;
 mod queue;
+pub mod round;
 #[cfg(feature = "sim")]
 pub mod simulated;
 pub mod trial;

@@ -12,6 +12,8 @@ use super::pack::Codes;
 #[derive(Debug)]
 pub struct PackedMatrix<M> {
     pub(super) global: GlobalScale,
+    /// The exponent of what scales are multiplied with where weights are rounded to e4m3.
+    pub(super) lift: u32,
     pub(super) memory: M,
 }
 
@@ -43,7 +45,8 @@ impl<M> PackedGroup<M> {
         let mut each = |matrix: &Matrix<'_>| {
             let packed = family.pack(matrix, Codes::Halves, team);
             bytes += packed.len();
-            Ok(PackedMatrix { global: matrix.global(), memory: place(packed)? })
+            let lift = op::precision::weight_lift(matrix);
+            Ok(PackedMatrix { global: matrix.global(), lift, memory: place(packed)? })
         };
         let matrices = weights.matrices().map(&mut each).collect::<Result<_>>()?;
         let scale = scaled.then(|| weights.input_scale().map_or_else(|| vec![1.0; weights.k()], <[f32]>::to_vec));
@@ -65,6 +68,11 @@ impl<M> PackedGroup<M> {
     pub(super) fn both(&self, address: impl Fn(&M) -> u64) -> ([u64; 2], [f64; 2]) {
         let [gate, up] = [&self.matrices[0], &self.matrices[self.matrices.len() - 1]];
         ([address(&gate.memory), address(&up.memory)], [gate.global.value(), up.global.value()])
+    }
+
+    /// The exponents of what scales are multiplied with where weights are rounded to e4m3; the only one twice.
+    pub(super) fn lifts(&self) -> [u32; 2] {
+        [&self.matrices[0], &self.matrices[self.matrices.len() - 1]].map(|matrix| matrix.lift)
     }
 
     /// Where each matrix's biases are, the only one's twice; zeros where there are none.

@@ -1,7 +1,7 @@
 //! Which configurations compute a problem on a device, and what each should cost: of products as the family says, and
 //! of whole layers by both of their products and what is around them. One way of asking for all who plan.
 
-use op::{Config, Cost, Problem, Result};
+use op::{Config, Cost, Precision, Problem, Result};
 use ptx::Kernel;
 
 use crate::experts::layer::LayerKernels;
@@ -9,10 +9,14 @@ use crate::experts::plan::{self as layers, layer_of};
 use crate::facts::Facts;
 use crate::families::choice::illegal;
 use crate::family::{Family, Phase};
+use crate::round;
 use crate::ways::Way;
 
 /// Configurations worth trying for a problem on a device. Each is legal.
 pub fn candidates(family: &'static dyn Family, problem: &Problem, facts: &Facts) -> Vec<Config> {
+    if check_precision(family, problem).is_err() {
+        return Vec::new();
+    }
     match layer_of(problem) {
         None => {
             let goes = |config: &Config| facts.goes(&family.way(problem, config)).is_ok();
@@ -23,8 +27,26 @@ pub fn candidates(family: &'static dyn Family, problem: &Problem, facts: &Facts)
     }
 }
 
+/// Whether a family has kernels for a problem's precision, or why not.
+fn check_precision(family: &dyn Family, problem: &Problem) -> Result<(), String> {
+    if problem.precision() == Precision::Exact {
+        return Ok(());
+    }
+    if !family.multiplies_fp8() {
+        return Err(format!(
+            "{} kernels multiply exactly only; fp8 tokens are for Hopper (sm90): ask for exact here",
+            family.name()
+        ));
+    }
+    match problem.groups().iter().find(|shape| shape.k > round::MOST_K) {
+        Some(shape) => Err(format!("{shape}: rows of at most {} are rounded to fp8; ask for exact", round::MOST_K)),
+        None => Ok(()),
+    }
+}
+
 /// Whether a configuration is legal for a problem on a device, or why not.
 pub fn legal(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<(), String> {
+    check_precision(family, problem)?;
     match layer_of(problem) {
         None => family.legal(problem, config, facts)?,
         Some(shape) => LayerKernels::new(family, &shape?, config, facts).map(drop)?,
@@ -42,6 +64,7 @@ pub fn way(family: &'static dyn Family, problem: &Problem, config: &Config, fact
 
 /// What a configuration should cost for a problem on a device, or why it is not legal.
 pub fn cost(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
+    check_precision(family, problem)?;
     if !facts.left_out.is_empty() {
         facts.goes(&way(family, problem, config, facts)?)?;
     }

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use op::{Activation, Config, Epilogue, Problem, Schedule, Strategy};
+use op::{Activation, Config, Epilogue, Precision, Problem, Schedule, Strategy};
 
 /// Something that the kernels of a configuration lean on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,11 +53,13 @@ pub enum Feature {
     QuantisedBetween,
     /// What is between a layer's products is single precision.
     FloatBetween,
+    /// Tokens and weights are rounded to e4m3.
+    EightBits,
 }
 
 impl Feature {
     /// Every feature with its name, in the order in which a way names them.
-    const NAMED: [(Feature, &'static str); 19] = [
+    const NAMED: [(Feature, &'static str); 20] = [
         (Feature::Codes, "NVFP4 tokens"),
         (Feature::SixteenBits, "16-bit tokens"),
         (Feature::ThreeParts, "f32 tokens"),
@@ -77,6 +79,7 @@ impl Feature {
         (Feature::Layer, "whole layer"),
         (Feature::QuantisedBetween, "NVFP4 between"),
         (Feature::FloatBetween, "f32 between"),
+        (Feature::EightBits, "fp8 tokens"),
     ];
 
     const fn bit(self) -> u32 {
@@ -104,7 +107,11 @@ impl Way {
     /// The way of a configuration whose products are computed one launch after another, as far as every family has it.
     pub(crate) fn of_products(problem: &Problem, config: &Config, takes_codes: bool) -> Self {
         let with_tokens = problem.groups().iter().filter(|shape| shape.m > 0).count();
-        let way = Way { many_groups: with_tokens > FEW_GROUPS, ..Way::of_tokens(problem.activation(), takes_codes) };
+        let tokens = match problem.precision() {
+            Precision::Exact => Way::of_tokens(problem.activation(), takes_codes),
+            Precision::Fp8 => Way::default().with(Feature::EightBits),
+        };
+        let way = Way { many_groups: with_tokens > FEW_GROUPS, ..tokens };
         let two = problem.matrices() == 2;
         let ordered = match config.strategy {
             Strategy::TwoPass if two => &[Feature::OneMatrix, Feature::TwoPass][..],
@@ -176,7 +183,7 @@ impl Way {
 
     /// Each of its sizes with each kind of tokens that it has: what of a size is tried apart from other features.
     pub(crate) fn size_keys(&self) -> Vec<SizeKey> {
-        let tokens = [Feature::Codes, Feature::SixteenBits, Feature::ThreeParts].into_iter();
+        let tokens = [Feature::Codes, Feature::SixteenBits, Feature::ThreeParts, Feature::EightBits].into_iter();
         let tokens: Vec<u32> = tokens.filter(|tokens| self.has(*tokens)).map(Feature::bit).collect();
         let sizes = widths(self.widths).map(Some).chain(self.many_groups.then_some(None));
         sizes.flat_map(|size| tokens.iter().map(move |tokens| (*tokens, size))).collect()

@@ -9,8 +9,8 @@ use format::{Dense, Values};
 use half::{bf16, f16};
 use op::operands::problem_of;
 use op::{
-    Activation, Activations, Addend, Backend, Call, Config, Error, Gate, Output, PackedWeights, Problem, Request,
-    Result, Shape, Target, Team, Weights, Workers,
+    Activation, Activations, Addend, Backend, Call, Config, Error, Gate, Output, PackedWeights, Precision, Problem,
+    Request, Result, Shape, Target, Team, Weights, Workers,
 };
 
 use crate::memory::filled;
@@ -46,6 +46,7 @@ pub struct Engine {
     /// The same for whole layers, in the same order.
     steady: Vec<Steady>,
     request: Request,
+    precision: Precision,
     team: Team,
 }
 
@@ -155,7 +156,7 @@ impl Engine {
 
     /// The processor's backends on the same threads, whatever this one computes with.
     pub fn processor(&self) -> Result<Self> {
-        Ok(Self::of(available(is_processor)?, self.request, self.team.clone()))
+        Ok(Self::of(available(is_processor)?, self.request, self.team.clone()).with_precision(self.precision))
     }
 
     fn with_team(options: Options, team: Team) -> Result<Self> {
@@ -188,7 +189,29 @@ impl Engine {
         let planners = families.iter().map(planner).collect();
         let steady = |family| Steady::new(family, request, team.count());
         let steady = families.into_iter().map(steady).collect();
-        Self { planners, steady, request, team }
+        Self { planners, steady, request, precision: Precision::Exact, team }
+    }
+
+    /// The same engine, which rounds tokens and weights of products to a precision first. FP8 changes results, as
+    /// [`op::precision`] defines, and is computed by Hopper GPUs alone; whole layers, MLPs and NVFP4 tokens are refused.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
+    /// What it rounds tokens and weights to.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Refuses what is computed exactly only, if this engine rounds.
+    pub(crate) fn check_exact(&self, what: &str) -> Result<()> {
+        match self.precision {
+            Precision::Exact => Ok(()),
+            Precision::Fp8 => {
+                let reason = format!("{what} are computed exactly only; load them with an engine that does not round");
+                Err(Error::Fp8Tokens { reason })
+            }
+        }
     }
 
     /// The backends this engine chooses among: the first is the only one, or the one that computes most layers.
@@ -275,8 +298,7 @@ impl Engine {
     }
 
     fn problem(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Problem> {
-        let problem = problem_of(activations.iter().map(Activations::shape), layer.shapes(), layer.gate, output)?;
-        layer.input_scales.problem(problem)
+        problem_in(self.precision, layer, activations, output)
     }
 
     /// How these activations would be computed.
@@ -374,7 +396,8 @@ impl Engine {
         activations: &[Activations<'_>],
         targets: &mut [Target<'_>],
     ) -> Result<()> {
-        let actual = self.problem(layer, activations, plan.problem().output())?;
+        let (output, precision) = (plan.problem().output(), plan.problem().precision());
+        let actual = problem_in(precision, layer, activations, output)?;
         if actual != *plan.problem() {
             return Err(Error::Mismatch {
                 group: 0,
@@ -385,6 +408,12 @@ impl Engine {
         }
         self.call((plan.backend(), *plan.config()), plan.problem(), layer, activations, targets)
     }
+}
+
+/// The problem of these operands in a precision.
+fn problem_in(precision: Precision, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Problem> {
+    let problem = problem_of(activations.iter().map(Activations::shape), layer.shapes(), layer.gate, output)?;
+    layer.input_scales.problem(problem.with_precision(precision)?)
 }
 
 fn is_processor(backend: &dyn Backend) -> bool {

@@ -7,7 +7,7 @@
 
 use crate::speeds;
 use crate::tuning::{Bucket, Tuned, Tuning};
-use op::{Arithmetic, Backend, Config, Cost, Error, Problem, Request, Result};
+use op::{Arithmetic, Backend, Config, Cost, Error, Precision, Problem, Request, Result};
 
 /// Whose word a plan follows.
 #[derive(Clone, Debug)]
@@ -110,6 +110,14 @@ impl Plan {
             }
         }
         if considered.is_empty() {
+            if problem.precision() == Precision::Fp8 && refusal.is_none() {
+                let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
+                let reason = format!(
+                    "{} multiply exactly only; use backend cuda on a Hopper GPU, or ask for exact",
+                    names.join(", ")
+                );
+                return Err(Error::Fp8Tokens { reason });
+            }
             let nothing = || Error::UnknownName {
                 what: "backend for this problem",
                 name: problem.to_string(),
@@ -154,7 +162,7 @@ impl Plan {
 
     /// How that backend adds up the problem's products.
     pub fn arithmetic(&self) -> Arithmetic {
-        self.backend().arithmetic(self.problem.activation())
+        self.backend().arithmetic_of(&self.problem)
     }
 
     /// The configuration that it is computed with.

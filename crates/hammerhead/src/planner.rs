@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use op::{Activation, Backend, Choose, Config, Gate, Output, Problem, Request, Result, Shape, Whole};
+use op::{Activation, Backend, Choose, Config, Gate, Output, Precision, Problem, Request, Result, Shape, Whole};
 
 use crate::{Basis, Plan};
 
@@ -23,6 +23,7 @@ const EXACT: usize = 16;
 pub struct Kind {
     activation: Activation,
     output: Output,
+    precision: Precision,
     gate: (std::mem::Discriminant<Gate>, [u64; 3]),
     groups: Groups,
 }
@@ -73,7 +74,8 @@ impl Kind {
         } else {
             Groups::Each(groups.iter().map(|s| Shape { m: rounded(s.m), ..*s }).collect())
         };
-        Self { activation: problem.activation(), output: problem.output(), gate, groups }
+        let (activation, output, precision) = (problem.activation(), problem.output(), problem.precision());
+        Self { activation, output, precision, gate, groups }
     }
 
     /// The same problem without groups that have no tokens, if that says the same: a token of a layer has a few of
@@ -81,7 +83,7 @@ impl Kind {
     fn without_idle(&self, problem: &Problem) -> Option<Problem> {
         let Groups::Alike { active: 1.., .. } = self.groups else { return None };
         let groups = problem.groups().iter().copied().filter(|shape| shape.m > 0).collect();
-        Problem::new(groups, problem.gate(), problem.activation(), problem.output()).ok()
+        problem.with_groups(groups).ok()
     }
 
     /// The problem that stands for all of this kind, which `problem` is of.
@@ -97,7 +99,7 @@ impl Kind {
                 .map(|m| Shape::new(m, n, k))
                 .collect(),
         };
-        Problem::new(groups, problem.gate(), problem.activation(), problem.output())
+        problem.with_groups(groups)
     }
 }
 

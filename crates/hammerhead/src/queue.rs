@@ -31,7 +31,7 @@ use gpu::host::DeviceRouting;
 use gpu::loaded::DeviceAdapters;
 use gpu::{Cuda, DeviceOutput, DeviceTokens, LaunchQueue, Prepared};
 use op::operands::problem_of;
-use op::{Error, Problem, Request, Result};
+use op::{Error, Precision, Problem, Request, Result};
 
 use crate::planner::Planner;
 use crate::{Experts, Layer, Mlp};
@@ -41,6 +41,7 @@ use crate::{Experts, Layer, Mlp};
 pub struct Queue {
     launches: LaunchQueue,
     planner: Planner,
+    precision: Precision,
 }
 
 impl Queue {
@@ -61,7 +62,7 @@ impl Queue {
     }
 
     fn over(device: usize, launches: LaunchQueue) -> Result<Self> {
-        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()) })
+        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()), precision: Precision::Exact })
     }
 
     /// The same queue, in which every configuration grants a request. What was planned before is planned anew.
@@ -69,6 +70,14 @@ impl Queue {
         self.launches.forget();
         let planner = Planner::new(self.planner.backends().to_vec(), request, self.planner.threads());
         Queue { planner, ..self }
+    }
+
+    /// The same queue, in which tokens and weights of products are rounded to a precision first, as
+    /// [`crate::Engine::with_precision`] does it. Whole layers and MLPs stay exact: they are refused by an engine that
+    /// rounds.
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.launches.forget();
+        Queue { precision, ..self }
     }
 
     /// The stream.
@@ -182,7 +191,7 @@ impl Queue {
         if let Some(call) = self.launches.prepared(layer.packed(), tokens, outputs) {
             return Ok(call);
         }
-        let problem = device_problem(layer, tokens, outputs)?;
+        let problem = device_problem(layer, tokens, outputs)?.with_precision(self.precision)?;
         let (_, config) = self.planner.choose(&problem)?;
         self.launches.prepare(layer.packed(), &problem, &config, tokens, outputs)
     }

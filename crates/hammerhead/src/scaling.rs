@@ -59,7 +59,8 @@ impl InputScales {
                 let group = self.groups.iter().position(Option::is_some).unwrap_or(0);
                 Err(Error::QuantizedTokens { group })
             }
-            _ => Problem::new(problem.groups().to_vec(), problem.gate(), Activation::F32, problem.output()),
+            _ => Problem::new(problem.groups().to_vec(), problem.gate(), Activation::F32, problem.output())?
+                .with_precision(problem.precision()),
         }
     }
 

@@ -63,7 +63,7 @@ impl Steady {
 /// The problem that stands for all of the same weights.
 fn standing_for(problem: &Problem) -> Result<Problem> {
     let Shape { n, k, .. } = problem.groups()[0];
-    Problem::new(vec![Shape::new(TOKENS, n, k)], problem.gate(), problem.activation(), problem.output())
+    problem.with_groups(vec![Shape::new(TOKENS, n, k)])
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backends;
 use crate::machine::Machine;
-use op::{Backend, Config, Error, Problem, Request, Result, Shape, cache};
+use op::{Backend, Config, Error, Precision, Problem, Request, Result, Shape, cache};
 
 /// The environment variable that names the folder of the tuning cache; `off` disables it. [`op::cache`] has the rule.
 pub const TUNING_VARIABLE: &str = "HAMMERHEAD_TUNING";
@@ -48,8 +48,9 @@ impl Bucket {
             format!(" layer of top {top} w{width} {between} scaled {}{}{invariant}", scaled[0], scaled[1])
         });
         Self(format!(
-            "{}→{} ×{} g{} m{} n{} k{}{whole} t{threads}",
+            "{}{}→{} ×{} g{} m{} n{} k{}{whole} t{threads}",
             problem.activation(),
+            if problem.precision() == Precision::Fp8 { " as fp8" } else { "" },
             problem.output(),
             problem.matrices(),
             problem.groups().len().next_power_of_two(),

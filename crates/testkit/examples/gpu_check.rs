@@ -91,7 +91,7 @@ fn whole_numbers(shape: (usize, usize, usize), activation: Activation) -> Case {
     let (why, inputs) = ("whole numbers: every sum is exact", Inputs::Integers);
     let groups = vec![Shape::new(shape.0, shape.1, shape.2)];
     let (suite, gate, output) = (Suite::Edge, Gate::None, Output::F32);
-    Case { suite, why, groups, gate, activation, output, inputs, timed: false }
+    Case { suite, why, groups, gate, activation, output, precision: op::Precision::Exact, inputs, timed: false }
 }
 
 /// Sums that are exact in any order must have the simulator's bits, whatever the tile.

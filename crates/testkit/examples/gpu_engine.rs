@@ -18,7 +18,8 @@ use gpu::{Argument, DeviceOutput, DeviceTokens, Launch, Spec};
 use half::{bf16, f16};
 use hammerhead::gpu::Queue;
 use hammerhead::{
-    Activation, Activations, Backend, Engine, Error, Gate, Layer, Options, Output, Plan, Request, Result, Shape,
+    Activation, Activations, Backend, Engine, Error, Gate, Layer, Options, Output, Plan, Precision, Request, Result,
+    Shape,
 };
 use hammerhead_testkit::cases::{Case, Inputs, Instance, Suite};
 use ptx::{Addr, Builder, Global, Kernel, LaunchBounds, Scope, SpecialRegister, U32};
@@ -75,7 +76,17 @@ fn engine() -> Result<Engine> {
 fn case(groups: &[(usize, usize, usize)], activation: Activation) -> Case {
     let groups = groups.iter().map(|&(m, n, k)| Shape::new(m, n, k)).collect();
     let (why, inputs) = ("an engine's shape", Inputs::Realistic);
-    Case { suite: Suite::Edge, why, groups, gate: Gate::Silu, activation, output: Output::F16, inputs, timed: false }
+    Case {
+        suite: Suite::Edge,
+        why,
+        groups,
+        gate: Gate::Silu,
+        activation,
+        output: Output::F16,
+        precision: Precision::Exact,
+        inputs,
+        timed: false,
+    }
 }
 
 /// Blocks in clusters that count themselves and take a multiprocessor each.

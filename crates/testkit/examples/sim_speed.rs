@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use format::Dense;
 use gpu::Simulated;
-use hammerhead::{Activation, Backend, Gate, Output, Plan, Problem, Request, Shape, Target, cpu};
+use hammerhead::{Activation, Backend, Gate, Output, Plan, Precision, Problem, Request, Shape, Target, cpu};
 use hammerhead_testkit::cases::{Case, Inputs, Suite};
 use hammerhead_testkit::mutations::{Trial, WAYS, Way};
 use hammerhead_testkit::verify::poisoned;
@@ -187,6 +187,7 @@ fn call((name, request, (m, n, k)): Example, schedule: Schedule, found: &mut Out
         gate: Gate::Silu,
         activation: Activation::NvFp4,
         output: Output::F16,
+        precision: Precision::Exact,
         inputs: Inputs::Realistic,
         timed: false,
     };

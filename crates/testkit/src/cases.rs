@@ -12,7 +12,7 @@ use fastrand::Rng;
 use format::{BLOCK, Dense, Matrix, Values, e4m3};
 use half::{bf16, f16};
 
-use op::{Activation, Activations, Error, Gate, Output, Problem, Result, Shape, Weights};
+use op::{Activation, Activations, Error, Gate, Output, Precision, Problem, Result, Shape, Weights};
 
 /// A named part of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,10 +27,12 @@ pub enum Suite {
     Edge,
     /// Sums whose rounding errors all go the same way, in single precision: there the bound itself is tested.
     Adverse,
+    /// Products in FP8, which Hopper's kernels alone compute.
+    Fp8,
 }
 
 impl Suite {
-    /// Every suite.
+    /// Every suite of exact products: all backends compute them.
     pub const ALL: [Suite; 5] = [Suite::Dual, Suite::Group, Suite::Decode, Suite::Edge, Suite::Adverse];
 }
 
@@ -42,6 +44,7 @@ impl fmt::Display for Suite {
             Suite::Decode => "decode",
             Suite::Edge => "edge",
             Suite::Adverse => "adverse",
+            Suite::Fp8 => "fp8",
         })
     }
 }
@@ -50,10 +53,10 @@ impl FromStr for Suite {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Suite::ALL.into_iter().find(|s| s.to_string() == name).ok_or_else(|| Error::UnknownName {
+        Suite::ALL.into_iter().chain([Suite::Fp8]).find(|s| s.to_string() == name).ok_or_else(|| Error::UnknownName {
             what: "suite",
             name: name.to_owned(),
-            known: "dual, group, decode, edge, adverse".to_owned(),
+            known: "dual, group, decode, edge, adverse, fp8".to_owned(),
         })
     }
 }
@@ -92,6 +95,8 @@ pub enum Inputs {
     Biases,
     /// As realistic, with an input scale in every other group, the first among them: factors from 1/8 to 8.
     InputScales,
+    /// As realistic, with one number in every dense token that is 2²⁰ times the others, and every fifth token zero.
+    Outliers,
 }
 
 /// One problem of the list.
@@ -109,6 +114,8 @@ pub struct Case {
     pub activation: Activation,
     /// The element type of C.
     pub output: Output,
+    /// What operands are rounded to first.
+    pub precision: Precision,
     /// Its numbers.
     pub inputs: Inputs,
     /// Whether it is there for its speed as well.
@@ -126,7 +133,7 @@ pub struct Instance {
     pub problem: Problem,
 }
 
-/// Every case.
+/// Every case of exact products.
 pub fn all() -> Vec<Case> {
     Suite::ALL.into_iter().flat_map(suite).collect()
 }
@@ -139,6 +146,7 @@ pub fn suite(suite: Suite) -> Vec<Case> {
         Suite::Decode => decode(),
         Suite::Edge => edge(),
         Suite::Adverse => adverse(),
+        Suite::Fp8 => fp8(),
     }
 }
 
@@ -152,20 +160,21 @@ impl Case {
             gate: Gate::Silu,
             activation,
             output,
+            precision: Precision::Exact,
             inputs,
-            timed: !matches!(suite, Suite::Edge | Suite::Adverse),
+            timed: !matches!(suite, Suite::Edge | Suite::Adverse | Suite::Fp8),
         }
     }
 
     /// What is computed.
     pub fn problem(&self) -> Result<Problem> {
-        Problem::new(self.groups.clone(), self.gate, self.activation, self.output)
+        Problem::new(self.groups.clone(), self.gate, self.activation, self.output)?.with_precision(self.precision)
     }
 
     /// What backends get to compute: tokens that are multiplied with an input scale first are single precision then.
     pub fn computed_problem(&self) -> Result<Problem> {
         let activation = if self.is_scaled() { Activation::F32 } else { self.activation };
-        Problem::new(self.groups.clone(), self.gate, activation, self.output)
+        Problem::new(self.groups.clone(), self.gate, activation, self.output)?.with_precision(self.precision)
     }
 
     /// Whether some of its weights have an input scale. Quantised tokens cannot be multiplied with one.
@@ -224,6 +233,9 @@ impl fmt::Display for Case {
             Err(error) => write!(f, "{error}")?,
         }
         write!(f, " {}", self.activation)?;
+        if self.precision == Precision::Fp8 {
+            write!(f, " in fp8")?;
+        }
         if self.gate != Gate::Silu {
             write!(f, " {}", self.gate)?;
         }
@@ -235,7 +247,12 @@ impl Inputs {
     /// The global scale of the gate matrix; the activations' is ½ where they are quantised.
     pub(crate) fn alpha(self, activation: Activation, k: usize) -> f32 {
         match self {
-            Inputs::Realistic | Inputs::GlobalsApart | Inputs::OneSign | Inputs::InputScales | Inputs::Biases => {
+            Inputs::Realistic
+            | Inputs::GlobalsApart
+            | Inputs::OneSign
+            | Inputs::InputScales
+            | Inputs::Biases
+            | Inputs::Outliers => {
                 // Root mean squares: of a code 2.93, of a scale as drawn below 1.69, of a dense activation 1.
                 let weight = 2.93 * 1.69;
                 let token = if activation == Activation::NvFp4 { weight * 0.5 } else { 1.0 };
@@ -272,7 +289,7 @@ impl Inputs {
                 global = 1.0;
             }
             // Exponents 5 to 8 of bias 7: scales from ¼ to just under 4.
-            Inputs::Realistic | Inputs::GlobalsApart | Inputs::InputScales | Inputs::Biases => {
+            Inputs::Realistic | Inputs::GlobalsApart | Inputs::InputScales | Inputs::Biases | Inputs::Outliers => {
                 scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F));
             }
             Inputs::OneSign => {
@@ -315,6 +332,8 @@ impl Inputs {
         let normal = normal(rng);
         match self {
             Inputs::Zero => 0.0,
+            Inputs::Outliers if row % 5 == 4 => 0.0,
+            Inputs::Outliers if column == row % BLOCK => normal * 2f32.powi(20),
             Inputs::NegativeZero => 0f32.copysign(normal),
             Inputs::Integers => (normal * 200.0).round().clamp(-1000.0, 1000.0),
             Inputs::Maximal => 65504f32.copysign(normal),
@@ -526,13 +545,59 @@ fn adverse() -> Vec<Case> {
     cases
 }
 
+/// Products in FP8. Results of single precision, so that nothing hides in their rounding.
+fn fp8() -> Vec<Case> {
+    let case = |groups: &[[usize; 3]], activation, gate, inputs, why| {
+        let groups = groups.iter().map(|&[m, n, k]| Shape::new(m, n, k)).collect();
+        let (output, precision) = (Output::F32, Precision::Fp8);
+        Case { activation, gate, output, precision, ..Case::new(Suite::Fp8, groups, inputs, why) }
+    };
+    let silu = |sides, activation, inputs, why| case(&[sides], activation, Gate::Silu, inputs, why);
+    let plain = |sides, activation, inputs, why| case(&[sides], activation, Gate::None, inputs, why);
+    let (f16, bf16, f32) = (Activation::F16, Activation::BF16, Activation::F32);
+    let mut cases = vec![
+        silu([19, 72, 128], f16, Inputs::Realistic, "a tile and a rest of tokens and of columns"),
+        silu([1, 40, 16], bf16, Inputs::Realistic, "one token, and half of what a multiplication takes of K"),
+        silu([3, 33, 272], f32, Inputs::Realistic, "K of a stage and a rest, columns that are stored one by one"),
+        plain([70, 130, 208], bf16, Inputs::Realistic, "one matrix: both rows of a fragment have its power of two"),
+        plain([9, 64, 4112], f32, Inputs::Realistic, "rows so long that a thread rounds several steps of them"),
+        plain([33, 64, 320], f16, Inputs::Integers, "whole numbers, which are rounded like all others"),
+        silu([17, 64, 192], f16, Inputs::GlobalsApart, "global scales of gate and up that differ"),
+        plain([17, 64, 192], f16, Inputs::HardScales, "scales from the smallest to the largest, also negative ones"),
+        silu([17, 64, 192], f32, Inputs::HardScales, "the same of two matrices, with tokens of single precision"),
+        plain([17, 64, 192], f32, Inputs::SmallestScales, "scales that no power of two brings to the largest"),
+        silu([9, 64, 128], f32, Inputs::Zero, "rows without a largest magnitude, and weights without a scale"),
+        silu([9, 64, 128], bf16, Inputs::NegativeZero, "zeros of both signs"),
+        plain([9, 64, 128], f16, Inputs::Maximal, "the largest of all"),
+        plain([11, 64, 256], f32, Inputs::Outliers, "one huge value in a row drowns the others; rows of zeros"),
+        silu([11, 64, 256], bf16, Inputs::Outliers, "the same with a gate"),
+        plain([5, 64, 1024], f16, Inputs::OneSign, "sums that grow, of which tensor cores cut some at every step"),
+    ];
+    let groups = [[5, 72, 128], [0, 40, 64], [33, 64, 208]];
+    cases.push(case(&groups, bf16, Gate::GPT_OSS, Inputs::Biases, "ragged groups, one without tokens, with biases"));
+    cases.push(case(
+        &groups,
+        f16,
+        Gate::Silu,
+        Inputs::InputScales,
+        "tokens are multiplied, rounded, and rounded again",
+    ));
+    let nine: Vec<[usize; 3]> = (0..9).map(|group| [1 + group % 3, 40, 64 + 16 * group]).collect();
+    cases.push(case(&nine, f16, Gate::Silu, Inputs::Realistic, "more groups than one launch rounds"));
+    for m in [256, 512] {
+        let timed = silu([m, 4096, 7168], bf16, Inputs::Realistic, "a prompt against a layer of DeepSeek-V3's size");
+        cases.push(Case { output: Output::BF16, timed: true, ..timed });
+    }
+    cases
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn every_case_is_a_legal_problem_with_a_reason() {
-        for case in all() {
+        for case in all().into_iter().chain(fp8()) {
             assert!(case.problem().is_ok(), "{case}");
             assert!(!case.why.is_empty());
         }

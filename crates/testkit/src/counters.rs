@@ -55,6 +55,7 @@ pub fn counters(backend: &Simulated, problem: &Problem, config: &Config) -> Resu
         gate: problem.gate(),
         activation: problem.activation(),
         output: problem.output(),
+        precision: problem.precision(),
         inputs: Inputs::Realistic,
         timed: false,
     };
@@ -71,7 +72,7 @@ pub fn counters(backend: &Simulated, problem: &Problem, config: &Config) -> Resu
     let shapes = instance.problem.groups().iter().zip(results);
     let results: Vec<Dense<'_>> =
         shapes.map(|(shape, values)| Dense::new(shape.m, shape.n, values, 1.0)).collect::<Result<_, _>>()?;
-    let report = Expected::new(&instance, false, 1, &team).check(&results, backend.arithmetic(problem.activation()));
+    let report = Expected::new(&instance, false, 1, &team).check(&results, backend.arithmetic_of(problem));
     let sum = |count: fn(&Profile) -> u64| profiles.iter().map(count).sum();
     let counted = vec![
         ("kernels", profiles.len() as u64),

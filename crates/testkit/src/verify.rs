@@ -131,7 +131,12 @@ impl Expected {
         let share = EXHAUSTIVE / problem.groups().len();
         let mut groups = Vec::new();
         for (group, shape) in problem.groups().iter().enumerate() {
-            let reference = Reference::new(&instance.activations[group], &instance.weights[group], problem.gate());
+            let reference = Reference::in_precision(
+                &instance.activations[group],
+                &instance.weights[group],
+                problem.gate(),
+                problem.precision(),
+            );
             let all = shape.m * shape.n * shape.k <= share;
             let (rows, columns) = match all {
                 true => ((0..shape.m).collect(), (0..shape.n).collect()),

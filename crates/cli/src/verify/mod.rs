@@ -263,7 +263,9 @@ fn plans(args: &Args, problem: &Problem, engine: &Engine) -> Result<Result<(Vec<
     let plan = |request: &Request| Plan::best(problem.clone(), &engine.backends(), request, engine.threads());
     let planned = match plan(&Request::default()) {
         Ok(planned) => planned,
-        Err(hammerhead::Error::Illegal { reason, .. }) => return Ok(Err(reason)),
+        Err(hammerhead::Error::Illegal { reason, .. } | hammerhead::Error::Fp8Tokens { reason }) => {
+            return Ok(Err(reason));
+        }
         Err(error) => return Err(error.into()),
     };
     if !args.config.is_empty() {

@@ -71,7 +71,7 @@ pub(crate) fn illegal(config: &Config) -> impl Fn(String) -> Error {
 
 /// How many times a block takes a step over a chunk's depth of K, in all.
 pub(super) fn steps(problem: &Problem, config: &Config) -> usize {
-    let parts = Tokens::of(problem.activation()).parts() as usize;
+    let parts = Tokens::of_problem(problem).parts() as usize;
     let tiles = |s: &Shape| s.m.div_ceil(config.tile.tokens) * s.n.div_ceil(config.tile.columns);
     let along_k = |s: &Shape| s.k.div_ceil(CHUNK_DEPTH) * problem.matrices() * parts;
     problem.groups().iter().fold(0, |steps: usize, s| steps.saturating_add(tiles(s).saturating_mul(along_k(s))))

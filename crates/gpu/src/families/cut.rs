@@ -5,8 +5,8 @@
 //! of them; fused strategies need no other. Two passes are a launch for each matrix, which leave their sums in the
 //! workspace, and one that joins them. So do, in one launch, blocks that share k where they cannot meet.
 //!
-//! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, the number
-//! of tiles, and the gate's limit. Sums that go through memory get their biases where they are joined.
+//! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, that of
+//! rounded tokens if they are, the number of tiles, and the gate's limit. Sums that go through memory get their biases where they are joined.
 
 use op::{Config, Problem, Schedule, Shape};
 use ptx::Target;
@@ -40,6 +40,11 @@ pub(super) trait MultiplyKernel: Spec {
 
     /// What sums are multiplied by besides, since weights were made smaller than they are.
     fn weight_factor(&self) -> f64;
+
+    /// Whether it multiplies tokens that were rounded to e4m3.
+    fn takes_rounded(&self) -> bool {
+        false
+    }
 
     /// Whether launches begin while the one before them ends.
     fn overlaps(&self) -> bool;
@@ -185,6 +190,10 @@ impl<K: MultiplyKernel> Cut<'_, K> {
         let biases: Vec<[u64; 2]> = groups.iter().map(|group| group.operands.biases).collect();
         let mut arguments = vec![Argument::Words(table::words(records, capacity))];
         arguments.extend(biased.then(|| Argument::Words(table::bias_words(&biases, capacity))));
+        arguments.extend(self.kernel.takes_rounded().then(|| {
+            let rounded = groups.iter().map(|group| (group.operands.token_scales, group.operands.lifts));
+            Argument::Words(table::rounded_words(&rounded.collect::<Vec<_>>(), capacity))
+        }));
         arguments.extend([Argument::U32(tiles), Argument::F32(gates::clamp(self.problem.gate()))]);
         arguments.into_iter()
     }

@@ -56,6 +56,8 @@ pub(crate) struct ExpertTiles {
     pub matrices: u32,
     /// Whether sums have biases added to them.
     pub biased: bool,
+    /// Whether tokens and weights were rounded to e4m3; not of experts.
+    pub rounded: bool,
 }
 
 /// The arguments that describe experts.

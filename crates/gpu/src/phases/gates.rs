@@ -211,24 +211,33 @@ impl Gates {
 
     /// A matrix's sum times its factors and its row's, plus its column's bias.
     fn finished(&self, k: &mut Builder, matrix: usize, sum: Reg<F32>, terms: Terms) -> Reg<F32> {
-        let scaled = scaled(k, sum, self.factors[matrix]);
+        let scaled = match terms.scale {
+            None => scaled(k, sum, self.factors[matrix]),
+            // A power of two like the first factor, and possibly as large as that is small.
+            Some(scale) => {
+                let scaled = k.mul(sum, self.factors[matrix][0]);
+                let scaled = k.mul(scaled, scale);
+                k.mul(scaled, self.factors[matrix][1])
+            }
+        };
         let scaled = terms.factor.map_or(scaled, |factor| k.mul(scaled, factor));
         terms.bias.map_or(scaled, |bias| k.add(scaled, bias))
     }
 
-    /// The value of a gate sum and an up sum, or of the only one, with their biases and their row's factor.
+    /// The value of a gate sum and an up sum, or of the only one, with their biases and what their row has.
     pub fn apply(
         &self,
         k: &mut Builder,
         (gate, up): (Reg<F32>, Option<Reg<F32>>),
         biases: [Option<Reg<F32>>; 2],
-        factor: Option<Reg<F32>>,
+        row: RowTerms,
     ) -> Reg<F32> {
-        let gate = self.finished(k, 0, gate, Terms { factor, bias: biases[0] });
+        let RowTerms { scale, factor } = row;
+        let gate = self.finished(k, 0, gate, Terms { scale, factor, bias: biases[0] });
         match up {
             None => alone(k, self.function, gate),
             Some(up) => {
-                let up = self.finished(k, 1, up, Terms { factor, bias: biases[1] });
+                let up = self.finished(k, 1, up, Terms { scale, factor, bias: biases[1] });
                 apply(k, self.function, gate, up, self.clamp)
             }
         }
@@ -253,9 +262,19 @@ impl Gates {
     }
 }
 
+/// What both sums of a row are multiplied with, besides the factors of their matrices.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct RowTerms {
+    /// What the row was divided by before it was rounded: a power of two.
+    pub scale: Option<Reg<F32>>,
+    pub factor: Option<Reg<F32>>,
+}
+
 /// What a sum is multiplied with and has added, besides the factors of its matrix.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Terms {
+    /// What a row was divided by before it was rounded: a power of two.
+    pub scale: Option<Reg<F32>>,
     pub factor: Option<Reg<F32>>,
     pub bias: Option<Reg<F32>>,
 }

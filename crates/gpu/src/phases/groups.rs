@@ -5,7 +5,7 @@ use ptx::{Builder, ParamTable, Reg, U32};
 
 use super::experts::{ExpertTiles, ExpertWork, Experts};
 use super::owner::Owner;
-use super::table::{BIAS_BYTES, RECORD_BYTES, locate};
+use super::table::{BIAS_BYTES, RECORD_BYTES, ROUNDED_BYTES, locate};
 
 /// Where groups are described.
 pub(crate) enum Groups {
@@ -19,6 +19,8 @@ pub(crate) struct GroupTable {
     records: ParamTable,
     /// Where each group's biases are, if sums have some.
     biases: Option<ParamTable>,
+    /// What each group's rounded tokens and weights are multiplied with, if they are.
+    rounded: Option<ParamTable>,
     /// Records that there are.
     capacity: u32,
     /// Tiles of all groups.
@@ -32,6 +34,7 @@ impl Groups {
             None => Groups::Table(GroupTable {
                 records: k.table("groups", capacity * RECORD_BYTES / 4),
                 biases: tiles.biased.then(|| k.table("biases", capacity * BIAS_BYTES / 4)),
+                rounded: tiles.rounded.then(|| k.table("rounded", capacity * ROUNDED_BYTES / 4)),
                 capacity,
                 tiles: k.param("tiles"),
             }),
@@ -74,7 +77,9 @@ impl GroupTable {
     }
 
     fn owner(&self, k: &mut Builder, group: Reg<U32>, record: ParamTable) -> Owner {
-        let biases = self.biases.map(|all| if self.capacity == 1 { all } else { k.table_row(all, group, BIAS_BYTES) });
-        Owner::Group { record, biases }
+        let mut row = |all, bytes| if self.capacity == 1 { all } else { k.table_row(all, group, bytes) };
+        let biases = self.biases.map(|all| row(all, BIAS_BYTES));
+        let rounded = self.rounded.map(|all| row(all, ROUNDED_BYTES));
+        Owner::Group { record, biases, rounded }
     }
 }

@@ -7,10 +7,12 @@ use super::table::{self, address, at};
 
 /// Whose a tile is.
 pub(crate) enum Owner {
-    /// A group's, of which these are the record and, where sums have biases, the addresses of those.
+    /// A group's, of which these are the record and, where sums have biases, the addresses of those; and where tokens
+    /// and weights were rounded to e4m3, what they are multiplied with.
     Group {
         record: ParamTable,
         biases: Option<ParamTable>,
+        rounded: Option<ParamTable>,
     },
     Expert(Expert),
 }
@@ -61,6 +63,20 @@ impl Owner {
             Owner::Group { .. } => None,
             Owner::Expert(expert) => expert.row_factor(k, row),
         }
+    }
+
+    /// What the sums of a row are multiplied with since its tokens were rounded to e4m3, if they were.
+    pub fn row_scale(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
+        let Owner::Group { rounded: Some(rounded), .. } = self else { return None };
+        let all = address(k, *rounded, 0);
+        let at = k.mul_wide_add(row, 4, all);
+        Some(k.load(Addr::<Global>::of(at)))
+    }
+
+    /// What a matrix's scales are multiplied with before its weights are rounded to e4m3, twice a half, if they are.
+    pub fn lift(&self, k: &mut Builder, matrix: u32) -> Option<Reg<U32>> {
+        let Owner::Group { rounded: Some(rounded), .. } = self else { return None };
+        Some(k.table_word(*rounded, 8 + 4 * matrix))
     }
 
     /// Whether the sums of rows have factors.

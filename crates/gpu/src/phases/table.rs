@@ -11,6 +11,10 @@ pub(crate) const RECORD_BYTES: u32 = 64;
 /// Bytes of a group in the table of biases, which only kernels that add some have: the addresses of gate's and up's.
 pub(crate) const BIAS_BYTES: u32 = 16;
 
+/// Bytes of a group in the table of rounded tokens, which only kernels that multiply those have: the address of the
+/// rows' factors, and what the scales of gate and up weights are multiplied with, twice a half each.
+pub(crate) const ROUNDED_BYTES: u32 = 16;
+
 /// A group, as the kernel is told about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Record {
@@ -59,6 +63,18 @@ pub fn bias_words(biases: &[[u64; 2]], capacity: u32) -> Vec<u32> {
     let halves = |address: &u64| [*address as u32, (*address >> 32) as u32];
     let mut words: Vec<u32> = biases.as_flattened().iter().flat_map(halves).collect();
     words.resize((capacity * BIAS_BYTES / 4) as usize, 0);
+    words
+}
+
+/// The table of rounded tokens of a launch, as long as the kernel expects it: where each group's row factors are, and
+/// the exponents of what its scales are multiplied with.
+pub fn rounded_words(rounded: &[(u64, [u32; 2])], capacity: u32) -> Vec<u32> {
+    let halves = |lift: u32| (15 + lift) << 10 | (15 + lift) << 26;
+    let of_group = |&(factors, lifts): &(u64, [u32; 2])| {
+        [factors as u32, (factors >> 32) as u32, halves(lifts[0]), halves(lifts[1])]
+    };
+    let mut words: Vec<u32> = rounded.iter().flat_map(of_group).collect();
+    words.resize((capacity * ROUNDED_BYTES / 4) as usize, 0);
     words
 }
 

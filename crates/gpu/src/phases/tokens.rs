@@ -1,6 +1,6 @@
 //! What the tensor cores are given for tokens.
 
-use op::{Activation, Arithmetic};
+use op::{Activation, Arithmetic, Precision, Problem};
 
 /// What tokens are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +11,8 @@ pub enum Tokens {
     Bf16,
     /// Three bfloat16 each, of which the sum is meant.
     Bf16Sum,
+    /// e4m3 numbers with a factor per row: only of tokens that were rounded to them.
+    E4m3,
     /// NVFP4 itself: codes and scales.
     NvFp4,
 }
@@ -25,6 +27,19 @@ impl Tokens {
         }
     }
 
+    /// The same for tokens of a problem, which may ask for them to be rounded.
+    pub fn of_problem(problem: &Problem) -> Self {
+        match problem.precision() {
+            Precision::Exact => Tokens::of(problem.activation()),
+            Precision::Fp8 => Tokens::E4m3,
+        }
+    }
+
+    /// Bytes of a number.
+    pub fn bytes(self) -> u32 {
+        if self == Tokens::E4m3 { 1 } else { 2 }
+    }
+
     /// Numbers that make up one token's element.
     pub fn parts(self) -> u32 {
         if self == Tokens::Bf16Sum { 3 } else { 1 }
@@ -35,6 +50,7 @@ impl Tokens {
         match self {
             Tokens::F16 => Arithmetic::F16_TENSOR_CORES,
             Tokens::Bf16 | Tokens::Bf16Sum => Arithmetic::bf16_tensor_cores(self.parts()),
+            Tokens::E4m3 => Arithmetic::Fp8TensorCores,
             Tokens::NvFp4 => Arithmetic::BlockScaledTensorCores,
         }
     }

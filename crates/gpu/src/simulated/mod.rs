@@ -157,10 +157,11 @@ fn place(gpu: &mut sim::Gpu, activations: &Activations<'_>, largest: f32) -> Tok
 
 /// Puts a group's weights there.
 fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGroup<Buffer> {
-    let matrices = weights
-        .matrices
-        .iter()
-        .map(|matrix| PackedMatrix { global: matrix.global, memory: gpu.upload("weights", &matrix.memory) });
+    let matrices = weights.matrices.iter().map(|matrix| PackedMatrix {
+        global: matrix.global,
+        lift: matrix.lift,
+        memory: gpu.upload("weights", &matrix.memory),
+    });
     let matrices = matrices.collect();
     let input_scale = weights.input_scale.as_ref().map(|scale| gpu.upload("factors", scale));
     let biases = weights.biases.iter().map(|bias| gpu.upload("biases", bias)).collect();
@@ -210,6 +211,10 @@ unsafe impl Backend for Simulated {
             Arithmetic::BlockScaledTensorCores => Arithmetic::Simulated { parts: 1 },
             other => other,
         }
+    }
+
+    fn fp8_arithmetic(&self) -> Arithmetic {
+        Arithmetic::Simulated { parts: 1 }
     }
 
     fn settings(&self) -> &'static [Setting] {

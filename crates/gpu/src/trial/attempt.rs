@@ -12,8 +12,8 @@ use op::layer_reference::{LayerReference, value_at};
 use op::operands::largest_of;
 use op::reference::{Element, Reference};
 use op::{
-    Activation, Activations, Alone, Error, ExpertWeights, Gate, Ids, MlpWeights, Output, Result, Routed, Shape, Team,
-    Weights, Whole,
+    Activation, Activations, Alone, Arithmetic, Error, ExpertWeights, Gate, Ids, MlpWeights, Output, Precision, Result,
+    Routed, Shape, Team, Weights, Whole,
 };
 
 use super::{MULTIPROCESSORS, Trial};
@@ -68,7 +68,7 @@ impl Attempts {
     fn products(&mut self, machine: &mut dyn Machine, trial: &Trial) -> Result<Option<String>> {
         let Trial { problem, config, .. } = trial;
         let (family, team) = (self.family, Team::new(Alone));
-        let (gate, output) = (problem.gate(), problem.output());
+        let (gate, output, precision) = (problem.gate(), problem.output(), problem.precision());
         let weights = problem.groups().iter().enumerate().map(|(group, s)| weights(gate, [s.n, s.k], group));
         let weights: Vec<Weights<'_>> = weights.collect::<Result<_>>()?;
         let tokens = problem.groups().iter().map(|shape| tokens(problem.activation(), shape.m, shape.k));
@@ -94,9 +94,14 @@ impl Attempts {
 
         let expected = self.expected.entry(format!("{problem:?}")).or_insert_with(|| {
             let each = tokens.iter().zip(&weights);
-            Arc::new(each.map(|(tokens, weights)| Reference::new(tokens, weights, gate).all()).collect())
+            Arc::new(
+                each.map(|(tokens, weights)| Reference::in_precision(tokens, weights, gate, precision).all()).collect(),
+            )
         });
-        let arithmetic = family.arithmetic(problem.activation());
+        let arithmetic = match precision {
+            Precision::Exact => family.arithmetic(problem.activation()),
+            Precision::Fp8 => Arithmetic::Fp8TensorCores,
+        };
         for (group, (elements, shape)) in expected.iter().zip(problem.groups()).enumerate() {
             let found = results(machine, outputs[group], shape.m * shape.n, output)?;
             for (at, element) in elements.iter().enumerate() {

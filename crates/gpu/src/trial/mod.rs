@@ -22,7 +22,7 @@ mod on_device;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use op::{Activation, Config, Gate, Intermediate, Output, Problem, Result, Shape, Whole};
+use op::{Activation, Config, Gate, Intermediate, Output, Precision, Problem, Result, Shape, Whole};
 
 use crate::facts::Facts;
 use crate::family::Family;
@@ -88,6 +88,12 @@ fn problems() -> Result<Vec<Problem>> {
         }
         let groups = (0..GROUPS).map(|group| Shape::new(1 + group % 5, GROUP_COLUMNS, k)).collect();
         problems.push(Problem::new(groups, Gate::Silu, activation, Output::F16)?);
+    }
+    for [m, n] in SIDES {
+        for (gate, output) in [(Gate::Silu, Output::F16), (Gate::None, Output::F32)] {
+            let problem = Problem::new(vec![Shape::new(m, n, k)], gate, Activation::F16, output)?;
+            problems.push(problem.with_precision(Precision::Fp8)?);
+        }
     }
     for (activation, intermediate, scaled) in LAYER_TYPES {
         for tokens in LAYER_TOKENS {

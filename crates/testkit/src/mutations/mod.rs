@@ -189,6 +189,7 @@ impl Problem {
             gate: way.gate,
             activation: way.activation,
             output: way.output,
+            precision: op::Precision::Exact,
             inputs: Inputs::Realistic,
             timed: false,
         };

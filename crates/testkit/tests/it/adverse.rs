@@ -88,7 +88,17 @@ fn one_forgotten_product_is_noticed_under_the_bound_of_every_backend() {
         .chain([Activation::F16, Activation::BF16, Activation::F32].map(|dense| (Inputs::Realistic, dense)));
     for (inputs, activation) in kinds {
         let (groups, gate, output) = (vec![Shape::new(3, 33, 7168)], Gate::None, Output::F32);
-        let case = Case { suite: Suite::Edge, why, groups, gate, activation, output, inputs, timed: false };
+        let case = Case {
+            suite: Suite::Edge,
+            why,
+            groups,
+            gate,
+            activation,
+            output,
+            precision: op::Precision::Exact,
+            inputs,
+            timed: false,
+        };
         let instance = case.instance(1).unwrap();
         let expected = Expected::new(&instance, false, 1, &cpu::team(Some(1)).unwrap());
         let [whole, forgetful] = whole_and_forgetful(&instance);

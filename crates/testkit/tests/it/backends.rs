@@ -60,7 +60,7 @@ fn assert_correct(case: &Case, seed: u64, backends: &[&'static dyn Backend], wan
         if requests.is_empty() {
             eprintln!("not tested: {} refuses {case}", backend.name());
         }
-        let arithmetic = backend.arithmetic(problem.activation());
+        let arithmetic = backend.arithmetic_of(&problem);
         for request in requests {
             let report = expected.check(&compute(&engine(backend.name(), 2, request), &instance), arithmetic);
             let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();

@@ -11,7 +11,8 @@ use gpu::simulated::Staged;
 use gpu::{Foretold, Simulated};
 use hammerhead::reference::Reference;
 use hammerhead::{
-    Activation, Backend, Config, Engine, Error, Gate, Options, Output, Plan, Problem, Request, Shape, Target, cpu,
+    Activation, Backend, Config, Engine, Error, Gate, Options, Output, Plan, Precision, Problem, Request, Shape,
+    Target, cpu,
 };
 use hammerhead_testkit::cases::{self, Case, Inputs, Instance, Suite};
 use hammerhead_testkit::verify::{Expected, poisoned};
@@ -62,7 +63,17 @@ fn simulate(instance: &Instance, (name, request): (&str, &str), schedule: Schedu
 fn case(groups: &[(usize, usize, usize)], activation: Activation, gate: Gate, output: Output) -> Case {
     let groups = groups.iter().map(|&(m, n, k)| Shape::new(m, n, k)).collect();
     let inputs = Inputs::Realistic;
-    Case { suite: Suite::Edge, why: "odd", groups, gate, activation, output, inputs, timed: false }
+    Case {
+        suite: Suite::Edge,
+        why: "odd",
+        groups,
+        gate,
+        activation,
+        output,
+        precision: Precision::Exact,
+        inputs,
+        timed: false,
+    }
 }
 
 /// Checks one way of computing a case under the bound.
@@ -70,7 +81,7 @@ fn check(case: &Case, (name, request): (&str, &str), schedule: Schedule) {
     let threads = cpu::team(Some(1)).unwrap();
     let instance = case.instance(7).unwrap();
     let expected = Expected::new(&instance, false, 7, &threads);
-    let arithmetic = simulator(name, schedule).arithmetic(case.computed_problem().unwrap().activation());
+    let arithmetic = simulator(name, schedule).arithmetic_of(&case.computed_problem().unwrap());
     let report = expected.check(&simulate(&instance, (name, request), schedule), arithmetic);
     let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
     assert!(report.passed(), "{case} with {request} on {name} under {schedule}: {} wrong; {first}", report.failures);
@@ -485,7 +496,7 @@ fn every_edge_case_is_within_the_bound() {
         let instance = case.instance(seed as u64).unwrap();
         let expected = Expected::new(&instance, case.is_community(), seed as u64, &threads);
         let schedule = Schedule::Random(seed as u64);
-        let arithmetic = simulator(name, schedule).arithmetic(case.computed_problem().unwrap().activation());
+        let arithmetic = simulator(name, schedule).arithmetic_of(&case.computed_problem().unwrap());
         let report = expected.check(&simulate(&instance, (name, ""), schedule), arithmetic);
         let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
         assert!(report.passed(), "{case} ({}) on {name}: {} wrong; {first}", case.why, report.failures);

@@ -22,13 +22,16 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<MultiplySp
         stages,
         epilogue: config.epilogue,
         schedule: config.schedule,
-        element: Tokens::of(problem.activation()),
+        element: Tokens::of_problem(problem),
         function,
         output,
         groups: 1,
         biased: false,
         experts: None,
     };
+    if kernel.element == Tokens::E4m3 && config.strategy != Strategy::Interleaved {
+        return Err("with fp8 tokens there is strategy=interleaved alone".to_owned());
+    }
     kernel.check().map_err(|error| error.to_string())?;
     Ok(kernel)
 }

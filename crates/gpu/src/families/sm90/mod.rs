@@ -53,6 +53,10 @@ impl Family for Sm90 {
         Tokens::of(activation).arithmetic()
     }
 
+    fn multiplies_fp8(&self) -> bool {
+        true
+    }
+
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {
         model::candidates(problem, facts)
     }

@@ -50,6 +50,11 @@ const MULTIPLY_TOKEN: f64 = 0.507;
 const DEQUANTISE: f64 = 21.0;
 const DEQUANTISE_WIDE: f64 = 24.0;
 const DEQUANTISE_TOKEN: f64 = 1.0 / 2.8;
+/// The same where weights are rounded to e4m3, of which one multiplication takes twice as many.
+const ROUND: f64 = 35.5;
+const ROUND_TOKEN: f64 = 0.1;
+/// Seconds that rounding tokens to e4m3 takes besides reading them.
+const ROUNDING: f64 = 1.5e-6;
 /// Cycles more per fragment where experts' tokens have several parts: those are multiplied one after another, and
 /// little of it beside the making of fragments.
 const BETWEEN_PARTS: f64 = 15.0;
@@ -154,6 +159,9 @@ fn price(
     let waves = tiles as f64 * f64::from(kernel.blocks_per_tile()) / multiprocessors;
     let finishing = finish_cycles(kernel, f64::from(kernel.tokens)) / facts.clock;
     let mut launching = LAUNCH * if workspace > 0 { 3.0 } else { 1.0 };
+    if kernel.element == kernel::Tokens::E4m3 {
+        launching += ROUNDING;
+    }
     if kernel.resident() > 1 && waves > NEARLY_ALL {
         memory += finishing;
         let elements = problem.groups().iter().map(|shape| shape.m * shape.k).sum();
@@ -196,7 +204,7 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
         let width = kernel.widths().iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
         let count = tiles as usize * shape.n.div_ceil(kernel.columns as usize) * splits;
         let units = f64::from(kernel.passes()) * shape.k.div_ceil(UNIT as usize) as f64 / splits as f64;
-        let slice = f64::from(width * kernel.element.parts()) / 2.0;
+        let slice = f64::from(width * kernel.element.parts() * kernel.element.bytes()) / 4.0;
         blocks.push((units * 4.0 * f64::from(kernel.blocks()) * slice, count));
         let [token_bytes, weight_bytes] = kernel.unit_bytes().map(f64::from);
         let unit_bytes = token_bytes * f64::from(width) / f64::from(kernel.tokens) + weight_bytes;
@@ -214,7 +222,7 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
         memory_bytes: problem.bytes() + 2.0 * workspace as f64,
         stage_bytes: f64::from(kernel.stages * kernel.units) * f64::from(kernel.unit_bytes().iter().sum::<u32>()),
         passes: if passes_twice(problem, config) { 2 } else { 1 },
-        before: usize::from(TokenForm::of(problem.activation()).is_some()),
+        before: usize::from(TokenForm::of(problem.activation()).is_some() || kernel.element == kernel::Tokens::E4m3),
         behind: usize::from(workspace > 0),
     };
     Ok(streams.phases())
@@ -238,9 +246,13 @@ fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, together: u
     let widths = kernel.widths();
     let width = widths.iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
     let width = f64::from(width);
-    let multiplying = f64::from(kernel.element.parts()) * width * MULTIPLY_TOKEN;
-    let dequantise = if kernel.element == kernel::Tokens::F16 { DEQUANTISE } else { DEQUANTISE_WIDE };
-    let made = dequantise + width * DEQUANTISE_TOKEN;
+    let rounded = kernel.element == kernel::Tokens::E4m3;
+    let multiplying = f64::from(kernel.element.parts()) * width * MULTIPLY_TOKEN / if rounded { 2.0 } else { 1.0 };
+    let made = match kernel.element {
+        kernel::Tokens::E4m3 => ROUND + width * ROUND_TOKEN,
+        kernel::Tokens::F16 => DEQUANTISE + width * DEQUANTISE_TOKEN,
+        _ => DEQUANTISE_WIDE + width * DEQUANTISE_TOKEN,
+    };
     let slice = match kernel.element.parts() {
         parts if parts > 1 && kernel.experts.is_some() => {
             (multiplying + BETWEEN_PARTS).max(made + width * f64::from(parts - 1) * MULTIPLY_TOKEN)
@@ -292,7 +304,11 @@ fn cached_token_bytes(problem: &Problem, kernel: &kernel::MultiplySpec) -> f64 {
     let of_group = |shape: &Shape| {
         let (tiles, tokens) = kernel.cut(shape.m as u32);
         let columns = shape.n.div_ceil(kernel.columns as usize) as f64;
-        f64::from(tiles) * f64::from(tokens * kernel.element.parts()) * columns * shape.k as f64 * 2.0
+        f64::from(tiles)
+            * f64::from(tokens * kernel.element.parts())
+            * columns
+            * shape.k as f64
+            * f64::from(kernel.element.bytes())
     };
     problem.groups().iter().filter(|shape| shape.m > 0).map(of_group).sum()
 }

@@ -3,7 +3,7 @@
 use op::Schedule;
 use ptx::Target;
 
-use super::kernel::MultiplySpec;
+use super::kernel::{MultiplySpec, Tokens};
 use crate::families::cut::{Group, MultiplyKernel};
 use crate::launch::Argument;
 
@@ -44,6 +44,10 @@ impl MultiplyKernel for MultiplySpec {
 
     fn weight_factor(&self) -> f64 {
         crate::pack::WEIGHT_FACTOR
+    }
+
+    fn takes_rounded(&self) -> bool {
+        self.element == Tokens::E4m3
     }
 
     fn overlaps(&self) -> bool {

@@ -137,7 +137,7 @@ impl<'a> Writer<'a> {
             let column = k.add(column, self.tile.column);
             bias = self.tile.owner.bias(k, matrix, column, self.n);
         }
-        Terms { factor, bias }
+        Terms { scale: None, factor, bias }
     }
 
     /// How often accumulators are read.

@@ -11,7 +11,7 @@ use super::consume::Consumer;
 use super::work::Tile;
 use super::{Parts, Products, STRIP_ROWS, WarpMultiplySpec};
 use crate::join;
-use crate::phases::gates::Gates;
+use crate::phases::gates::{Gates, RowTerms};
 use crate::phases::store::{element_address, store_element};
 use op::Epilogue;
 
@@ -182,7 +182,12 @@ fn store_direct(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile
                 for neighbour in 0..2 {
                     let further = token + neighbour as u32;
                     let factor = row_factor(k, tile, place, further);
-                    let value = gates.apply(k, (gate[neighbour], up.map(|up| up[neighbour])), biases, factor);
+                    let value = gates.apply(
+                        k,
+                        (gate[neighbour], up.map(|up| up[neighbour])),
+                        biases,
+                        RowTerms { scale: None, factor },
+                    );
                     let exists = exists(k, tile, place, further);
                     let at = k.mul_wide_add(tile.n, further * bytes, start);
                     store_element(k, parts.config.output, Some(exists), Addr::<Global>::of(at), value);
@@ -224,7 +229,12 @@ fn stage(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, place
             for neighbour in 0..2 {
                 let further = token + neighbour as u32;
                 let factor = row_factor(k, tile, place, further);
-                let value = gates.apply(k, (gate[neighbour], up.map(|up| up[neighbour])), biases, factor);
+                let value = gates.apply(
+                    k,
+                    (gate[neighbour], up.map(|up| up[neighbour])),
+                    biases,
+                    RowTerms { scale: None, factor },
+                );
                 let at = Addr::<Shared>::of(at).plus((further * pitch + column.first * bytes).cast_signed());
                 store_element(k, parts.config.output, None, at, value);
             }

@@ -11,15 +11,16 @@
 //! read the fragment to be made anew is done. The words of the next unit are read before the third multiplication.
 //!
 //! *Coarse*, where they are short and waiting for each would take longer: it holds two sets of four fragments, and
-//! dequantises one unit while the tensor cores multiply the one before, a group of four.
+//! dequantises one unit while the tensor cores multiply the one before, a group of four; of e4m3 numbers, of which one
+//! multiplication takes twice as many, a group of two.
 
 use ptx::instr::Accumulate;
 use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32, U64};
 
 use super::fragments::Fragments;
-use super::pipeline::{Spot, TOKEN_LAYOUT, Turn};
+use super::pipeline::{Spot, Turn};
 use super::work::{Share, Tile};
-use super::{Division, MultiplySpec, Parts, TOKEN_BYTES};
+use super::{Division, MultiplySpec, Parts, Products, Tokens};
 use crate::pack::CHUNK_BYTES;
 use op::Schedule;
 
@@ -134,6 +135,13 @@ impl Consumer {
         let turn = parts.pipe.fork(k, start);
         for &sum in self.sums.iter().flatten() {
             k.set(sum, 0.0);
+        }
+        for (row, matrix) in
+            [0, if self.config.products == Products::Interleaved { 1 } else { 0 }].into_iter().enumerate()
+        {
+            if let Some(lift) = tile.owner.lift(k, matrix) {
+                self.blocks.iter().for_each(|block| block.lift(k, row, lift));
+            }
         }
         // An expert's factors and biases are in memory, so they are asked for before they are needed.
         let early = self.config.experts.map(|_| k.phase("foresee", |k| parts.epilogue.gates(k, parts, self, tile)));
@@ -260,8 +268,13 @@ impl Consumer {
 
     /// Makes the fragments that a unit expects to be ready: two, or with the coarse way the first set.
     fn begin(&self, k: &mut Builder) {
-        let ready: &[usize] = if self.config.fragment_sets() == 1 { &[0, 1] } else { &[0, 1, 2, 3] };
+        let ready = if self.config.fragment_sets() == 1 { &[0, 1] } else { self.all_slices() };
         self.dequantise(k, 0, ready);
+    }
+
+    /// The multiplications of a unit.
+    fn all_slices(&self) -> &'static [usize] {
+        if self.config.element == Tokens::E4m3 { &[0, 1] } else { &[0, 1, 2, 3] }
     }
 
     /// Multiplies one unit, while what comes after it is made ready.
@@ -311,7 +324,7 @@ impl Consumer {
         if at_once {
             self.look_ahead(k, parts, walk, unit, ahead);
         }
-        self.multiply(k, set, &[0, 1, 2, 3], walk, unit);
+        self.multiply(k, set, self.all_slices(), walk, unit);
         if matches!(ahead, Ahead::Nothing) {
             return;
         }
@@ -321,7 +334,7 @@ impl Consumer {
         // The group before this one is done, and so is the stage that it was the last to read.
         k.wgmma_wait(1);
         self.release_pending(k, parts, walk, unit);
-        self.dequantise(k, 1 - set, &[0, 1, 2, 3]);
+        self.dequantise(k, 1 - set, self.all_slices());
         self.leave(k, parts, walk, ahead);
     }
 
@@ -389,12 +402,12 @@ impl Consumer {
     /// been written before each; where one is missing, the assembler puts one in, and says so.
     fn multiply(&self, k: &mut Builder, set: usize, slices: &[usize], walk: &Walk, unit: Unit) {
         k.phase("multiply", |k| {
-            let part_bytes = self.config.tokens * TOKEN_BYTES;
+            let part_bytes = self.config.tokens * self.config.token_bytes();
             let parts = self.config.element.parts();
             let places = slices.iter().flat_map(|&slice| (0..parts).map(move |part| (slice, part)));
             // One 64-bit addition per operand: added to the low word alone, the assembler copies the high word each
             // time, and instructions are what few tokens wait for.
-            let first = k.wgmma_descriptor(TOKEN_LAYOUT, walk.here.tokens).cast::<U64>();
+            let first = k.wgmma_descriptor(self.config.token_layout(), walk.here.tokens).cast::<U64>();
             let operands: Vec<_> = places
                 .map(|(slice, part)| {
                     let bytes = unit.place * self.config.unit_bytes()[0] + part * part_bytes;

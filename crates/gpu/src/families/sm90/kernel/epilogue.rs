@@ -9,8 +9,8 @@ use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Reg, Shared, SharedRegion, 
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
 use super::work::Tile;
-use super::{MultiplySpec, Parts, Products};
-use crate::phases::gates::Gates;
+use super::{MultiplySpec, Parts, Products, Tokens};
+use crate::phases::gates::{Gates, RowTerms};
 use crate::phases::store::{element_address, store_element};
 use op::{Epilogue, Output, Schedule};
 
@@ -111,6 +111,10 @@ impl Finish {
     }
 
     fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &TileGates) {
+        if self.config.element == Tokens::E4m3 {
+            // What rows were divided by comes from the kernel before this one, too, and has not been waited for here.
+            k.grid_dependency_wait();
+        }
         let rows = self.rows(k, tile);
         let column = self.column(k, consumer, tile);
         match self.staging {
@@ -186,24 +190,18 @@ impl Finish {
         self.strips(consumer).into_iter().map(of_strip).collect()
     }
 
-    /// What the sums of a token of the tile are multiplied with, if they are; beyond the last token it is that one's.
-    fn row_factor(
-        &self,
-        k: &mut Builder,
-        tile: &Tile,
-        rows: &Rows,
-        consumer: &Consumer,
-        further: u32,
-    ) -> Option<Reg<F32>> {
-        if self.config.experts.is_none_or(|experts| !experts.factored) {
-            return None;
+    /// What the sums of a token of the tile are multiplied with; beyond the last token it is that one's.
+    fn row_terms(&self, k: &mut Builder, tile: &Tile, rows: &Rows, consumer: &Consumer, further: u32) -> RowTerms {
+        let rounded = self.config.element == Tokens::E4m3;
+        if !rounded && self.config.experts.is_none_or(|experts| !experts.factored) {
+            return RowTerms::default();
         }
         let place = k.and(consumer.lane, 3);
         let token = k.mul_add(place, 2, further);
         let last = k.sub(rows.count, 1);
         let token = k.min(token, last);
         let row = k.add(rows.first, token);
-        tile.owner.row_factor(k, row)
+        RowTerms { scale: tile.owner.row_scale(k, row), factor: tile.owner.row_factor(k, row) }
     }
 
     /// `body` unless all of these tokens are beyond the tile's.
@@ -240,8 +238,8 @@ impl Finish {
                             let up = strip.up.get(group).map(|up| up[neighbour]);
                             let further = first + neighbour as u32;
                             let this = k.add(own, further);
-                            let factor = self.row_factor(k, tile, rows, consumer, further);
-                            let value = gates.apply(k, (gate[neighbour], up), index, factor);
+                            let row = self.row_terms(k, tile, rows, consumer, further);
+                            let value = gates.apply(k, (gate[neighbour], up), index, row);
                             let exists = k.lt(this, rows.count);
                             let at = k.mul_wide_add(tile.n, further * self.element_bytes(), start);
                             store_element(k, self.config.output, Some(exists), Addr::<Global>::of(at), value);
@@ -291,8 +289,8 @@ impl Finish {
                         .map(|group| {
                             let up = strip.up.get(group);
                             [0, 1].map(|i| {
-                                let factor = self.row_factor(k, tile, rows, consumer, (8 * group + i) as u32);
-                                gates.apply(k, (strip.gate[group][i], up.map(|up| up[i])), index, factor)
+                                let row = self.row_terms(k, tile, rows, consumer, (8 * group + i) as u32);
+                                gates.apply(k, (strip.gate[group][i], up.map(|up| up[i])), index, row)
                             })
                         })
                         .collect();
@@ -368,13 +366,7 @@ pub(super) struct TileGates {
 }
 
 impl TileGates {
-    fn apply(
-        &self,
-        k: &mut Builder,
-        sums: (Reg<F32>, Option<Reg<F32>>),
-        strip: usize,
-        factor: Option<Reg<F32>>,
-    ) -> Reg<F32> {
-        self.gates.apply(k, sums, self.biases.get(strip).copied().unwrap_or_default(), factor)
+    fn apply(&self, k: &mut Builder, sums: (Reg<F32>, Option<Reg<F32>>), strip: usize, row: RowTerms) -> Reg<F32> {
+        self.gates.apply(k, sums, self.biases.get(strip).copied().unwrap_or_default(), row)
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A code's bits, put where a half has exponent and mantissa, are w · 2⁻¹⁴; times scale · 2⁷ that is w · s · 2⁻⁷. For
 //! bfloat16 the places are others, and w · 2⁻¹²⁶ times scale · 2¹¹⁹ is the same w · s · 2⁻⁷. All factors and the
-//! product are exact. The layout of words and scale bytes is described in [`crate::pack`].
+//! product are exact. Where e4m3 is asked for, a half w · s · 2⁻⁷ times the matrix's power of two is rounded to it. The
+//! layout of words and scale bytes is described in [`crate::pack`].
 
 use ptx::instr::{Arith, BinaryOp, FloatMode};
 use ptx::{Addr, Bf16x2, Builder, DataType, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
@@ -28,7 +29,9 @@ pub(super) struct Fragments {
     kept_scales: [Reg<U32>; 2],
     /// Scales of the two slices that one word covers, as a pair of floats.
     pairs: [Reg<U32>; 2],
-    /// The fragments of a unit's slices, in one set or two.
+    /// What scales are multiplied with where weights are rounded to e4m3, twice a half each.
+    lifts: [Reg<U32>; 2],
+    /// The fragments of a unit's slices, in one set or two. Of e4m3 numbers a slice is 32 of k, and there are two.
     sets: Vec<[[Reg<U32>; 4]; SLICES]>,
 }
 
@@ -47,6 +50,7 @@ impl Fragments {
             kept: k.registers(),
             kept_scales: k.registers(),
             pairs: k.registers(),
+            lifts: k.registers(),
             sets: (0..sets).map(|_| std::array::from_fn(|_| k.registers())).collect(),
         }
     }
@@ -72,9 +76,39 @@ impl Fragments {
         }
     }
 
+    /// Sets what the scales of a tile's rows are multiplied with.
+    pub fn lift(&self, k: &mut Builder, row: usize, lift: Reg<U32>) {
+        k.set(self.lifts[row], lift);
+    }
+
+    /// Makes the fragment of 32 of k: a word's two slices of halves, rounded to e4m3. Tokens have the same order of k.
+    fn round(&self, k: &mut Builder, set: usize, word: usize) {
+        let fragment = self.sets[set][word];
+        k.phase("dequantise", |k| {
+            for row in 0..2 {
+                let codes = self.fresh[row][word];
+                let pair = scale_pair(k, Tokens::F16, self.fresh_scales[row], word);
+                let pair = k.mul(pair.cast::<F16x2>(), self.lifts[row].cast::<F16x2>());
+                let scales = k.unpack_pair(pair);
+                for second in 0..2 {
+                    let both: Reg<F16x2> = k.pack_pair(scales[second], scales[second]);
+                    let pairs = codes_of_slice(k, Tokens::F16, codes, second).map(|pair| {
+                        let weights = k.mul(pair.cast::<F16x2>(), both);
+                        k.e4m3_of_halves(weights)
+                    });
+                    let bytes = k.pack_halfwords(pairs[0], pairs[1]);
+                    k.set(fragment[row + 2 * second], bytes);
+                }
+            }
+        });
+    }
+
     /// Makes the fragment of one slice in one set. Slices are made in their order: the first of a word also makes the
     /// pair of scales for both, and the second one keeps what the next word needs.
     pub fn dequantise(&self, k: &mut Builder, set: usize, slice: usize) {
+        if self.element == Tokens::E4m3 {
+            return self.round(k, set, slice);
+        }
         k.phase("dequantise", |k| {
             let (word, second) = (slice / 2, slice % 2);
             for row in 0..2 {
@@ -110,6 +144,7 @@ impl Fragments {
         let registers = self.sets[set][slice];
         match self.element {
             Tokens::F16 => MatrixOperand::F16(registers.map(Reg::cast)),
+            Tokens::E4m3 => MatrixOperand::E4m3(registers),
             _ => MatrixOperand::Bf16(registers.map(Reg::cast)),
         }
     }

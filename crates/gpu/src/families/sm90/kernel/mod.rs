@@ -22,6 +22,9 @@
 //! are interleaved, the two chunks are of the same 32 columns of both matrices, so a thread holds a column's gate and
 //! up sums side by side; elsewhere they are 64 neighbouring columns of one matrix.
 //!
+//! Tokens that were rounded to e4m3, if that is asked for ([`op::Precision::Fp8`]), have the same phases: weights become
+//! e4m3 on their way, two slices of 16 are one multiplication of 32, and a row of tokens in shared memory is 64 bytes.
+//!
 //! A multiprocessor has one block with all of its shared memory and registers; or, where few tokens need little of
 //! both, two. Then a launch begins beside the one before it: while that one computes, its blocks ask for the weights of
 //! their first stages, which depend on nobody, and wait for their tokens.
@@ -40,7 +43,7 @@ mod work;
 
 use std::ops::RangeInclusive;
 
-use ptx::descriptor::Swizzle;
+use ptx::descriptor::MatrixLayout;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SpecialRegister, Target};
 
@@ -55,8 +58,6 @@ use work::{TileRing, Work};
 
 /// Columns of k that one chunk of weights, and one row of tokens in shared memory, holds.
 pub const UNIT: u32 = 64;
-/// Bytes of a token in one unit of k.
-const TOKEN_BYTES: u32 = UNIT * 2;
 /// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles,
 /// since registers do not suffice for so many main loops then.
 const WIDTH_STEP: u32 = 16;
@@ -147,7 +148,7 @@ impl MultiplySpec {
     /// their loop would need more registers.
     fn shared_rows(&self) -> bool {
         let simple = self.passes() == 1 && self.units < 4 && self.stages.is_multiple_of(2);
-        simple && SHARING_TOKENS.contains(&self.tokens)
+        simple && self.element != Tokens::E4m3 && SHARING_TOKENS.contains(&self.tokens)
     }
 
     fn division(&self) -> Division {
@@ -197,9 +198,19 @@ impl MultiplySpec {
         if self.widths().len() > 1 { self.cut(m).1.max(LEAST_WIDTH) } else { self.tokens }
     }
 
+    /// Bytes of a token's part in one unit of k: a row in shared memory.
+    fn token_bytes(&self) -> u32 {
+        UNIT * self.element.bytes()
+    }
+
+    /// How tokens lie in shared memory: rows of 64 numbers.
+    fn token_layout(&self) -> MatrixLayout {
+        if self.element == Tokens::E4m3 { MatrixLayout::K_MAJOR_64 } else { MatrixLayout::K_MAJOR_128 }
+    }
+
     /// Bytes of one unit of k in a stage: tokens, and weights.
     pub fn unit_bytes(&self) -> [u32; 2] {
-        [self.tokens * self.element.parts() * TOKEN_BYTES, self.chunks() * crate::pack::CHUNK_BYTES]
+        [self.tokens * self.element.parts() * self.token_bytes(), self.chunks() * crate::pack::CHUNK_BYTES]
     }
 
     /// Blocks that a multiprocessor holds at a time. Where there is room for two, the next launch's blocks begin beside
@@ -225,13 +236,17 @@ impl MultiplySpec {
     /// Sets of fragments of a consumer: two with the coarse main loop, which is for few tokens and several units a
     /// stage.
     fn fragment_sets(&self) -> u32 {
+        if self.element == Tokens::E4m3 {
+            return 2;
+        }
         if self.tokens <= COARSE_TOKENS && self.units > 1 && self.stages > self.division().along_k { 2 } else { 1 }
     }
 
     /// Registers that a consumer's sums, fragments, words and scales take.
     fn held_registers(&self) -> u32 {
         let Division { blocks, .. } = self.division();
-        let fragments = fragments::WORD_REGISTERS + fragments::SET_REGISTERS * self.fragment_sets();
+        let set = fragments::SET_REGISTERS / if self.element == Tokens::E4m3 { 2 } else { 1 };
+        let fragments = fragments::WORD_REGISTERS + set * self.fragment_sets();
         blocks * (self.passes() * self.tokens / 2 + fragments)
     }
 
@@ -293,12 +308,16 @@ impl MultiplySpec {
     pub fn row_map(&self, address: u64, [m, k]: [u32; 2], part_bytes: u64, tokens: u32) -> TensorMap {
         let parts = self.element.parts();
         let mut map = TensorMap {
-            element: if self.element == Tokens::F16 { Element::F16 } else { Element::Bf16 },
+            element: match self.element {
+                Tokens::F16 => Element::F16,
+                Tokens::E4m3 => Element::U8,
+                _ => Element::Bf16,
+            },
             address,
             dims: vec![k.into(), m.into()],
-            strides: vec![u64::from(k) * 2],
+            strides: vec![u64::from(k * self.element.bytes())],
             tile: vec![UNIT, tokens],
-            swizzle: Swizzle::B128,
+            swizzle: self.token_layout().swizzle,
         };
         if parts > 1 {
             map.dims.push(parts.into());
@@ -336,6 +355,9 @@ impl MultiplySpec {
             let wanted = "an even number where two warpgroups share K: each has every other stage";
             return refuse("pipeline stages", self.stages, wanted);
         }
+        if self.element == Tokens::E4m3 {
+            self.check_rounded()?;
+        }
         if self.ping_pong && self.schedule != Schedule::Persistent {
             let wanted = "schedule=persistent: a block needs several tiles for its warpgroups to take turns";
             return refuse("tiles of a ping-pong block", 1, wanted);
@@ -366,6 +388,23 @@ impl MultiplySpec {
         if self.shared_bytes() > Target::Sm90a.shared_limit() {
             let wanted = "at most 232448 bytes: fewer stages, less depth, or a smaller tile";
             return refuse("bytes of shared memory", self.shared_bytes(), wanted);
+        }
+        Ok(())
+    }
+
+    /// Whether there is such a kernel for tokens that were rounded to e4m3.
+    fn check_rounded(&self) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if self.ping_pong || self.products == Products::Sequential || self.experts.is_some() {
+            let wanted = "none: with fp8 tokens, tiles are computed interleaved and one after another";
+            return refuse("other ways of a tile with fp8 tokens", 1, wanted);
+        }
+        if self.shares_k() {
+            return refuse("blocks of rows of a tile with fp8 tokens", 1, "2 to 4: warpgroups do not share k");
+        }
+        if self.units < 2 || self.stages < 2 {
+            let wanted = "a depth of 128 or 256 and two stages: one unit is dequantised while another is multiplied";
+            return refuse("units or stages with fp8 tokens", self.units.min(self.stages), wanted);
         }
         Ok(())
     }

@@ -20,10 +20,6 @@ use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32};
 
 use super::MultiplySpec;
 use crate::pack::CHUNK_BYTES;
-use ptx::descriptor::{MatrixLayout, Swizzle};
-
-/// Layout of the tokens in shared memory: rows of 64 numbers.
-pub(super) const TOKEN_LAYOUT: MatrixLayout = MatrixLayout::K_MAJOR_128;
 
 /// Threads that fill a stage.
 const PRODUCERS: u32 = 2;
@@ -79,7 +75,7 @@ impl Pipeline {
         let [tokens, weights] = config.unit_bytes().map(|bytes| bytes * config.units * config.stages);
         Pipeline {
             config,
-            tokens: k.shared("tokens", tokens, Swizzle::B128.period()),
+            tokens: k.shared("tokens", tokens, config.token_layout().swizzle.period()),
             weights: k.shared("weights", weights, 128),
             full: k.barriers("full", config.stages),
             empty: k.barriers("empty", config.stages),
@@ -148,7 +144,7 @@ impl Pipeline {
     pub fn find(&self, k: &mut Builder, turn: &Turn, spot: &Spot) {
         let full = self.barrier(k, self.full, turn.stage);
         let tile = self.token_tile(k, turn);
-        let (tokens, chunks) = (k.descriptor_low(TOKEN_LAYOUT, tile), self.chunks(k, turn));
+        let (tokens, chunks) = (k.descriptor_low(self.config.token_layout(), tile), self.chunks(k, turn));
         spot.set(k, &Spot { full, tokens, chunks });
     }
 

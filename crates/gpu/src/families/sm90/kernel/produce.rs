@@ -8,7 +8,7 @@ use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U
 
 use super::pipeline::Turn;
 use super::work::{Found, Tile};
-use super::{LEAST_WIDTH, Parts, Products, TOKEN_BYTES, UNIT};
+use super::{LEAST_WIDTH, Parts, Products, UNIT};
 use crate::pack::{CHUNK_BYTES, CHUNK_ROWS};
 
 /// One warp fills the stages with weights.
@@ -156,7 +156,7 @@ impl Tokens {
             [only] => k.variable(only),
             _ => k.max(found.most_tokens, LEAST_WIDTH),
         };
-        let bytes = k.mul(width, TOKEN_BYTES * parts.config.element.parts());
+        let bytes = k.mul(width, parts.config.token_bytes() * parts.config.element.parts());
         Tokens { map, first: found.tile.first_token, bytes }
     }
 }
@@ -175,7 +175,7 @@ impl Feed for Tokens {
         let to = k.variable(to);
         let unit = |k: &mut Builder| {
             for part in 0..config.element.parts() {
-                let to = Addr::<Shared>::of(to).plus((part * config.tokens * TOKEN_BYTES).cast_signed());
+                let to = Addr::<Shared>::of(to).plus((part * config.tokens * config.token_bytes()).cast_signed());
                 let mut at: Vec<Value<S32>> = vec![depth.cast().into(), self.first.cast().into()];
                 if config.element.parts() > 1 {
                     at.push(part.cast_signed().into());

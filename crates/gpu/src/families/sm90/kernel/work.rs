@@ -16,7 +16,7 @@ use ptx::{
     TensorMapParam, U32,
 };
 
-use super::{LEAST_WIDTH, MultiplySpec, Products, UNIT};
+use super::{LEAST_WIDTH, MultiplySpec, Products, Tokens, UNIT};
 use crate::phases::experts::{ExpertTiles, ExpertWork};
 use crate::phases::groups::{GroupTable, Groups};
 use crate::phases::owner::Owner;
@@ -85,7 +85,8 @@ impl Work {
         let maps = k.tensor_maps("tokens", maps);
         let matrices = if config.products == Products::Single { 1 } else { 2 };
         let (columns, threads, biased) = (config.columns, config.threads(), config.biased);
-        let tiles = ExpertTiles { columns, threads, matrices, biased };
+        let rounded = config.element == Tokens::E4m3;
+        let tiles = ExpertTiles { columns, threads, matrices, biased, rounded };
         let groups = Groups::declare(k, config.groups, config.experts, tiles);
         Work { config, maps, groups, clamp: k.param("clamp") }
     }
