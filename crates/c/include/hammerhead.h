@@ -284,6 +284,15 @@ int32_t hammerhead_engine_create(const char *backend,
 // `engine` is NULL or was made by hammerhead_engine_create and not yet freed, and no call uses it.
 void hammerhead_engine_destroy(struct HammerheadEngine *engine);
 
+// Sets what the runs of a layer of products round dense tokens and weights to before they multiply them: "exact"
+// (nothing, as it is loaded) or "fp8", which changes results as docs/fp8.md defines. Only Hopper GPUs compute that
+// (backend "cuda"): hammerhead_run fails elsewhere. Whole layers (MLPs, mixtures of experts) are exact only.
+//
+// # Safety
+//
+// `layer` was made by a load function and not yet freed, and no other call uses it; the text ends with a zero byte.
+int32_t hammerhead_layer_set_precision(struct HammerheadLayer *layer, const char *precision);
+
 // Frees a layer.
 //
 // # Safety

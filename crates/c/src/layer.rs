@@ -123,6 +123,25 @@ pub unsafe extern "C" fn hammerhead_engine_destroy(engine: *mut Engine) {
     destroy(engine);
 }
 
+/// Sets what the runs of a layer of products round dense tokens and weights to before they multiply them: "exact"
+/// (nothing, as it is loaded) or "fp8", which changes results as docs/fp8.md defines. Only Hopper GPUs compute that
+/// (backend "cuda"): hammerhead_run fails elsewhere. Whole layers (MLPs, mixtures of experts) are exact only.
+///
+/// # Safety
+///
+/// `layer` was made by a load function and not yet freed, and no other call uses it; the text ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_set_precision(layer: *mut Layer, precision: *const c_char) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (layer, name) = unsafe { (layer.as_mut(), operands::text(precision, "precision")?) };
+        let layer = layer.ok_or_else(|| Error::Null { what: "layer".to_owned() })?;
+        let name = name.ok_or_else(|| Error::Null { what: "precision".to_owned() })?;
+        layer.0 = Computes::Products(layer.products()?.clone().with_precision(name.parse()?));
+        Ok(())
+    })
+}
+
 /// Frees a layer.
 ///
 /// # Safety

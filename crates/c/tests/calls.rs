@@ -135,6 +135,15 @@ fn groups_run_to_what_the_library_itself_computes() {
         expected[0].row(index, &mut row);
         assert_eq!(ours, row);
     }
+    // SAFETY: the layer is one, and texts end with a zero byte.
+    let set = |name: &CStr| unsafe { hammerhead_layer_set_precision(layer, name.as_ptr()) };
+    assert_eq!(set(c"fp7"), HAMMERHEAD_INVALID);
+    assert!(last_error().contains("exact, fp8"), "{}", last_error());
+    assert_eq!(set(c"fp8"), HAMMERHEAD_OK);
+    // SAFETY: all sizes are those of the slices.
+    let status = unsafe { hammerhead_run(engine, layer, all.as_ptr(), results.as_ptr(), 2) };
+    assert_ne!(status, HAMMERHEAD_OK, "a processor does not round");
+    assert!(last_error().contains("ask for exact"), "{}", last_error());
     // SAFETY: each was made once, and nobody uses them any more.
     unsafe {
         hammerhead_layer_destroy(layer);

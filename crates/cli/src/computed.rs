@@ -1,6 +1,6 @@
 //! What was computed and how: the fields that the reports of `run` and `bench` have in common.
 
-use hammerhead::{Backend, Plan};
+use hammerhead::{Backend, Plan, Precision};
 use serde::Serialize;
 use testkit::verify::Report;
 
@@ -45,7 +45,10 @@ impl Planned {
         Self {
             problem: problem.to_string(),
             groups: shapes::numbers(problem),
-            activation: problem.activation().to_string(),
+            activation: match problem.precision() {
+                Precision::Exact => problem.activation().to_string(),
+                Precision::Fp8 => format!("{} as fp8", problem.activation()),
+            },
             gate: problem.gate().to_string(),
             backend: plan.backend().name(),
             copies_included: clock == Clock::Host && on_device(plan.backend()),

@@ -112,11 +112,6 @@ pub struct Args {
     how: How,
 }
 
-/// The engine that was asked for, in the precision that was.
-fn engine(args: &Args) -> Result<Engine> {
-    Ok(args.how.engine()?.with_precision(args.selection.precision.unwrap_or_default()))
-}
-
 /// Takes the problem from where the options say.
 pub fn run(args: &Args) -> Result<()> {
     if args.choice.mlp {
@@ -147,7 +142,7 @@ fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
     files::check_output(input, output)?;
     let file = File::open(input)?;
     if args.layer.reads(&file) {
-        return whole_layer::run_file(&file, input, output, &wish(args, Some(output)), &engine(args)?);
+        return whole_layer::run_file(&file, input, output, &wish(args, Some(output)), &args.how.engine()?);
     }
     refuse_layer_options(args, "the file has no x, so it is a problem of products")?;
     compute(args, &ProblemFile::read(&file, args.selection.gate)?, input, output)
@@ -173,7 +168,7 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
             let bytes: usize = problem.weights.iter().map(Weights::checkpoint_bytes).sum();
             memory::require(2.0 * bytes as f64, "checking this layer", "choose fewer --experts, or give an --output")?;
             let instance = problem.into_instance(args.selection.out.unwrap_or_default())?;
-            let engine = engine(args)?;
+            let engine = args.how.engine()?;
             let mut floor = Floor::new(&engine)?;
             floor.sample(engine.team());
             let origin = Origin { suite: path.display().to_string(), why: "a layer of a checkpoint" };
@@ -192,7 +187,7 @@ fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> 
             files::check_output(input, output)?;
         }
     }
-    whole_layer::run(opened, &wish(args, output), &engine(args)?)
+    whole_layer::run(opened, &wish(args, output), &args.how.engine()?)
 }
 
 /// What the options ask of a whole layer.
@@ -212,11 +207,12 @@ fn refuse_layer_options(args: &Args, found: &'static str) -> Result<()> {
 
 /// Computes a problem into a file.
 fn compute(args: &Args, read: &ProblemFile<'_>, input: &Path, output: &Path) -> Result<()> {
-    let engine = engine(args)?;
-    let problem = read.problem(args.selection.out.unwrap_or_default())?.with_precision(engine.precision())?;
+    let engine = args.how.engine()?;
+    let precision = args.selection.precision.unwrap_or_default();
+    let problem = read.problem(args.selection.out.unwrap_or_default())?.with_precision(precision)?;
     let output_type = problem.output();
     let mut results = room_for(&Plan::best(problem, &engine.backends(), &args.how.request(), engine.threads())?)?;
-    let layer = engine.load(&read.weights, read.gate)?;
+    let layer = engine.load(&read.weights, read.gate)?.with_precision(precision);
     expect_finite(&read.activations).map_err(|error| read.name_tensor(error))?;
     let plan = engine.plan(&layer, &read.activations, output_type).map_err(|error| read.name_tensor(error))?;
     let clock = Instant::now();
@@ -349,7 +345,7 @@ fn run_selected(args: &Args) -> Result<()> {
         expect_computes_on(&args.how.backend, device)?;
         return predict::explain(device, &predict::products(&cases)?, &args.how.request(), args.json);
     }
-    let engine = engine(args)?;
+    let engine = args.how.engine()?;
     let mut floor = Floor::new(&engine)?;
     let bar = console::progress(cases.len());
     let mut rows = Vec::new();
@@ -393,6 +389,7 @@ fn run_case(args: &Args, chosen: &Chosen, engine: &Engine) -> Result<Row> {
 /// Computes a problem, checks it, and only then times it.
 fn run_instance(args: &Args, instance: &Instance, origin: Origin, community: bool, engine: &Engine) -> Result<Row> {
     let layer = engine.load(&instance.weights, instance.problem.gate())?;
+    let layer = layer.with_precision(instance.problem.precision());
     let plan = engine.plan(&layer, &instance.activations, instance.problem.output())?;
     let mut subject = Subject::new(instance, plan.clone());
     let first = subject.compute(engine, &layer)?;

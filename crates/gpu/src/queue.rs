@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
 use op::operands::TokenShape;
-use op::{Activation, Config, Error, PackedWeights, Problem, Result, check_weights};
+use op::{Activation, Config, Error, PackedWeights, Precision, Problem, Result, check_weights};
 
 use super::away::Task;
 use super::device::{self, Device, DeviceWeights};
@@ -297,17 +297,19 @@ impl LaunchQueue {
         self.ready.clear();
     }
 
-    /// The call with these operands, if it was prepared.
+    /// The call with these operands in this precision, if it was prepared.
     pub fn prepared(
         &self,
         weights: &Arc<dyn PackedWeights>,
+        precision: Precision,
         tokens: &[DeviceTokens],
         outputs: &[DeviceOutput],
     ) -> Option<Prepared> {
-        let key = product_key(weights, tokens, outputs);
+        let key = product_key(weights, precision, tokens, outputs);
         let is_it = |ready: &Ready| match &ready.call {
-            Call::Products { weights: own, tokens: their, outputs: results, .. } => {
-                std::ptr::addr_eq(own.as_ptr(), Arc::as_ptr(weights)) && their == tokens && results == outputs
+            Call::Products { weights: own, problem, tokens: their, outputs: results, .. } => {
+                let same = std::ptr::addr_eq(own.as_ptr(), Arc::as_ptr(weights)) && their == tokens;
+                same && results == outputs && problem.precision() == precision
             }
             Call::Layer { .. } => false,
         };
@@ -335,7 +337,7 @@ impl LaunchQueue {
             tokens: tokens.to_vec(),
             outputs: outputs.to_vec(),
         };
-        self.remember(product_key(weights, tokens, outputs), call, None)
+        self.remember(product_key(weights, problem.precision(), tokens, outputs), call, None)
     }
 
     /// Does everything that comes before the queueing of a layer. `lent` is memory of the caller's to work in, its
@@ -703,9 +705,14 @@ fn check_operands(
     Ok(())
 }
 
-fn product_key(weights: &Arc<dyn PackedWeights>, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> u64 {
+fn product_key(
+    weights: &Arc<dyn PackedWeights>,
+    precision: Precision,
+    tokens: &[DeviceTokens],
+    outputs: &[DeviceOutput],
+) -> u64 {
     let mut hasher = DefaultHasher::new();
-    Arc::as_ptr(weights).addr().hash(&mut hasher);
+    (Arc::as_ptr(weights).addr(), precision).hash(&mut hasher);
     for token in tokens {
         let TokenPlace { values, scales, global, exponent } = token.place;
         (values, scales, global.value().to_bits(), exponent, token.rows).hash(&mut hasher);

@@ -46,29 +46,41 @@ pub struct Engine {
     /// The same for whole layers, in the same order.
     steady: Vec<Steady>,
     request: Request,
-    precision: Precision,
     team: Team,
 }
 
-/// The weights of every group of a layer, packed once, and the gate that joins them.
-#[derive(Debug)]
+/// The weights of every group of a layer, packed once, and the gate that joins them. Clones share the packed weights.
+#[derive(Clone, Debug)]
 pub struct Layer {
     packed: Arc<dyn PackedWeights>,
     gate: Gate,
     input_scales: InputScales,
     checkpoint_bytes: usize,
+    precision: Precision,
 }
 
 impl Layer {
     /// Weights that were packed before, for a gate that takes as many matrices as they have.
     pub(crate) fn from_packed(packed: Arc<dyn PackedWeights>, gate: Gate, input_scales: InputScales) -> Self {
         let checkpoint_bytes = packed.bytes();
-        Self { packed, gate, input_scales, checkpoint_bytes }
+        Self { packed, gate, input_scales, checkpoint_bytes, precision: Precision::Exact }
     }
 
     /// The same, from weights that took so many bytes where they came from.
     pub(crate) fn with_checkpoint_bytes(self, checkpoint_bytes: usize) -> Self {
         Self { checkpoint_bytes, ..self }
+    }
+
+    /// The same layer, whose runs round dense tokens and weights to a precision before they multiply them.
+    /// [`Precision::Fp8`] changes results, as [`op::precision`] defines, and is computed by Hopper GPUs alone: others
+    /// refuse to run the layer, and NVFP4 tokens are refused.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
+    /// What runs round dense tokens and weights to.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// `(n, k)` of every group.
@@ -156,7 +168,7 @@ impl Engine {
 
     /// The processor's backends on the same threads, whatever this one computes with.
     pub fn processor(&self) -> Result<Self> {
-        Ok(Self::of(available(is_processor)?, self.request, self.team.clone()).with_precision(self.precision))
+        Ok(Self::of(available(is_processor)?, self.request, self.team.clone()))
     }
 
     fn with_team(options: Options, team: Team) -> Result<Self> {
@@ -189,29 +201,7 @@ impl Engine {
         let planners = families.iter().map(planner).collect();
         let steady = |family| Steady::new(family, request, team.count());
         let steady = families.into_iter().map(steady).collect();
-        Self { planners, steady, request, precision: Precision::Exact, team }
-    }
-
-    /// The same engine, which rounds tokens and weights of products to a precision first. FP8 changes results, as
-    /// [`op::precision`] defines, and is computed by Hopper GPUs alone; whole layers, MLPs and NVFP4 tokens are refused.
-    pub fn with_precision(self, precision: Precision) -> Self {
-        Self { precision, ..self }
-    }
-
-    /// What it rounds tokens and weights to.
-    pub fn precision(&self) -> Precision {
-        self.precision
-    }
-
-    /// Refuses what is computed exactly only, if this engine rounds.
-    pub(crate) fn check_exact(&self, what: &str) -> Result<()> {
-        match self.precision {
-            Precision::Exact => Ok(()),
-            Precision::Fp8 => {
-                let reason = format!("{what} are computed exactly only; load them with an engine that does not round");
-                Err(Error::Fp8Tokens { reason })
-            }
-        }
+        Self { planners, steady, request, team }
     }
 
     /// The backends this engine chooses among: the first is the only one, or the one that computes most layers.
@@ -245,6 +235,7 @@ impl Engine {
             gate,
             input_scales: InputScales::of(weights),
             checkpoint_bytes: weights.iter().map(Weights::checkpoint_bytes).sum(),
+            precision: Precision::Exact,
         })
     }
 
@@ -298,7 +289,8 @@ impl Engine {
     }
 
     fn problem(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Problem> {
-        problem_in(self.precision, layer, activations, output)
+        let problem = problem_of(activations.iter().map(Activations::shape), layer.shapes(), layer.gate, output)?;
+        layer.input_scales.problem(problem.with_precision(layer.precision)?)
     }
 
     /// How these activations would be computed.
@@ -396,8 +388,7 @@ impl Engine {
         activations: &[Activations<'_>],
         targets: &mut [Target<'_>],
     ) -> Result<()> {
-        let (output, precision) = (plan.problem().output(), plan.problem().precision());
-        let actual = problem_in(precision, layer, activations, output)?;
+        let actual = self.problem(layer, activations, plan.problem().output())?;
         if actual != *plan.problem() {
             return Err(Error::Mismatch {
                 group: 0,
@@ -408,12 +399,6 @@ impl Engine {
         }
         self.call((plan.backend(), *plan.config()), plan.problem(), layer, activations, targets)
     }
-}
-
-/// The problem of these operands in a precision.
-fn problem_in(precision: Precision, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Problem> {
-    let problem = problem_of(activations.iter().map(Activations::shape), layer.shapes(), layer.gate, output)?;
-    layer.input_scales.problem(problem.with_precision(precision)?)
 }
 
 fn is_processor(backend: &dyn Backend) -> bool {

@@ -31,7 +31,7 @@ use gpu::host::DeviceRouting;
 use gpu::loaded::DeviceAdapters;
 use gpu::{Cuda, DeviceOutput, DeviceTokens, LaunchQueue, Prepared};
 use op::operands::problem_of;
-use op::{Error, Precision, Problem, Request, Result};
+use op::{Error, Problem, Request, Result};
 
 use crate::planner::Planner;
 use crate::{Experts, Layer, Mlp};
@@ -41,7 +41,6 @@ use crate::{Experts, Layer, Mlp};
 pub struct Queue {
     launches: LaunchQueue,
     planner: Planner,
-    precision: Precision,
 }
 
 impl Queue {
@@ -62,7 +61,7 @@ impl Queue {
     }
 
     fn over(device: usize, launches: LaunchQueue) -> Result<Self> {
-        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()), precision: Precision::Exact })
+        Ok(Queue { launches, planner: planner(Cuda::on(device)?, Request::default()) })
     }
 
     /// The same queue, in which every configuration grants a request. What was planned before is planned anew.
@@ -70,14 +69,6 @@ impl Queue {
         self.launches.forget();
         let planner = Planner::new(self.planner.backends().to_vec(), request, self.planner.threads());
         Queue { planner, ..self }
-    }
-
-    /// The same queue, in which tokens and weights of products are rounded to a precision first, as
-    /// [`crate::Engine::with_precision`] does it. Whole layers and MLPs stay exact: they are refused by an engine that
-    /// rounds.
-    pub fn with_precision(mut self, precision: Precision) -> Self {
-        self.launches.forget();
-        Queue { precision, ..self }
     }
 
     /// The stream.
@@ -188,10 +179,10 @@ impl Queue {
     }
 
     fn prepared(&mut self, layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutput]) -> Result<Prepared> {
-        if let Some(call) = self.launches.prepared(layer.packed(), tokens, outputs) {
+        if let Some(call) = self.launches.prepared(layer.packed(), layer.precision(), tokens, outputs) {
             return Ok(call);
         }
-        let problem = device_problem(layer, tokens, outputs)?.with_precision(self.precision)?;
+        let problem = device_problem(layer, tokens, outputs)?;
         let (_, config) = self.planner.choose(&problem)?;
         self.launches.prepare(layer.packed(), &problem, &config, tokens, outputs)
     }
@@ -216,7 +207,7 @@ fn device_problem(layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutpu
         return Err(mismatch(group, "the output's element type", outputs[group].element().to_string(), expected));
     }
     let problem = problem_of(tokens.iter().map(DeviceTokens::shape), layer.shapes(), layer.gate(), first.element())?;
-    layer.input_scales().problem(problem)
+    layer.input_scales().problem(problem.with_precision(layer.precision())?)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::memory::filled;
 const PIECE: usize = 1 << 15;
 
 /// What the tokens of every group are multiplied with first.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct InputScales {
     /// Empty if no group has any.
     groups: Vec<Option<Box<[f32]>>>,

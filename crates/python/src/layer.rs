@@ -95,6 +95,17 @@ impl Layer {
         Ok(Self { layer, wish })
     }
 
+    /// The same weights, computed in a precision.
+    fn with_precision(&self, precision: &str) -> Result<Self> {
+        Ok(Self { layer: self.layer.clone().with_precision(precision.parse()?), wish: self.wish.clone() })
+    }
+
+    /// What tokens and weights are rounded to.
+    #[getter]
+    fn precision(&self) -> String {
+        self.layer.precision().to_string()
+    }
+
     /// The layer as bytes.
     fn to_bytes<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
         let bytes = py.detach(|| Ok(self.layer.to_bytes(&*self.wish.engine()?)?)).map_err(unwritten)?;

@@ -191,6 +191,16 @@ def test_weights_tell_about_themselves(matrices):
     assert "gelu-tanh" in repr(weights) and "n=32, k=64" in repr(weights)
 
 
+def test_rounding_to_fp8_is_asked_for_aloud_and_refused_by_processors(rng, matrices):
+    weights = DualWeights.from_arrays(*matrices(2, 32, 64), backend="scalar")
+    rounded = weights.with_precision("fp8")
+    assert (weights.precision, rounded.precision) == ("exact", "fp8")
+    with pytest.raises(ValueError, match="ask for exact"):
+        rounded(rng.standard_normal((3, 64)).astype(np.float32))
+    with pytest.raises(ValueError, match="exact, fp8"):
+        weights.with_precision("fp7")
+
+
 def test_the_environment_can_force_a_backend(monkeypatch, matrices):
     monkeypatch.setenv("HAMMERHEAD_BACKEND", "scalar")
     assert DualWeights.from_arrays(*matrices(2, 16, 16)).backends == ["scalar"]

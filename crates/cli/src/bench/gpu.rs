@@ -97,7 +97,7 @@ fn time(
         *loaded = Some(load(kind, &instance, engine, device)?);
     }
     let layers = loaded.as_ref().map_or(&[][..], |loaded| &loaded.layers);
-    let own = engine.load(&instance.weights, case.gate)?;
+    let own = engine.load(&instance.weights, case.gate)?.with_precision(case.precision);
     let subject = computed(case, &instance, engine, &own)?;
     let expected = Expected::new(&instance, case.is_community(), seed, engine.team());
     let checked = checked(case, slice::from_ref(&subject), &expected, seed)?;
@@ -124,11 +124,12 @@ fn time(
 /// So many copies that they do not fit into the device's cache together, whatever tokens come with them.
 fn load(kind: Kind, instance: &Instance, engine: &Engine, device: usize) -> Result<Loaded> {
     let wanted = ROTATION * device::context(device)?.info().cache_bytes;
-    let first = engine.load(&instance.weights, kind.gate)?;
+    let loaded = || Ok::<_, Error>(engine.load(&instance.weights, kind.gate)?.with_precision(kind.precision));
+    let first = loaded()?;
     let copies = wanted.div_ceil(first.packed_bytes().max(1)).clamp(COPIES[0], COPIES[1]);
     let mut layers = vec![first];
     for _ in 1..copies {
-        layers.push(engine.load(&instance.weights, kind.gate)?);
+        layers.push(loaded()?);
     }
     Ok(Loaded { kind, layers })
 }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hammerhead::{Engine, Gate, Layer, Weights};
+use hammerhead::{Engine, Gate, Layer, Precision, Weights};
 use testkit::cases::{Case, Inputs};
 
 use crate::Result;
@@ -21,13 +21,16 @@ pub struct Kind {
     columns: Vec<(usize, usize)>,
     /// The gate.
     pub gate: Gate,
+    /// What runs round operands to.
+    pub precision: Precision,
     inputs: Inputs,
 }
 
 impl Kind {
     /// What a case's weights are like.
     pub fn of(case: &Case) -> Self {
-        Self { columns: case.groups.iter().map(|s| (s.n, s.k)).collect(), gate: case.gate, inputs: case.inputs }
+        let columns = case.groups.iter().map(|s| (s.n, s.k)).collect();
+        Self { columns, gate: case.gate, precision: case.precision, inputs: case.inputs }
     }
 }
 
@@ -77,7 +80,7 @@ impl Rotation {
         let (begun, layers) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         engine.team().run(|| {
             while begun.fetch_add(1, Ordering::Relaxed) < copies {
-                let layer = engine.load(&weights, kind.gate);
+                let layer = engine.load(&weights, kind.gate).map(|layer| layer.with_precision(kind.precision));
                 if let Ok(mut layers) = layers.lock() {
                     layers.push(layer);
                 }

@@ -217,7 +217,7 @@ fn check_case(
     let instance = chosen.instance(args.selection.seed)?;
     let expected = Expected::new(&instance, case.is_community(), args.selection.seed, &cpu::team(args.threads)?);
     for (engine, plans) in ways {
-        let layer = engine.load(&instance.weights, case.gate)?;
+        let layer = engine.load(&instance.weights, case.gate)?.with_precision(case.precision);
         for plan in plans {
             let (backend, config) = (plan.backend().name(), plan.config().to_string());
             bar.set_message(format!("{case} {backend} {config}"));

@@ -303,7 +303,6 @@ struct Workspace {
 impl Experts {
     /// Packs the weights.
     pub fn new(engine: &Engine, weights: &ExpertWeights<'_>, options: LayerOptions) -> Result<Self> {
-        engine.check_exact("whole layers")?;
         let sizes = Sizes::of(weights, options);
         let products = match WholeLayer::new(engine, weights, &sizes)? {
             Some(whole) => Products::Whole(whole),
@@ -332,7 +331,6 @@ impl Experts {
     /// Maps a layer that [`Experts::save`] wrote, and gives the router's rule that was written with it. The file is
     /// read once, to see that it is whole, and must not be changed while the layer lives.
     pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<(Self, Option<Router>)> {
-        engine.check_exact("whole layers")?;
         Ok(Self::of(saved::open(engine, path.as_ref(), options)?, options))
     }
 
@@ -344,7 +342,6 @@ impl Experts {
     /// The layer that [`Experts::to_bytes`] made bytes of, and the router's rule among them. They are copied, and
     /// checked as a whole.
     pub fn from_bytes(engine: &Engine, bytes: &[u8], options: LayerOptions) -> Result<(Self, Option<Router>)> {
-        engine.check_exact("whole layers")?;
         Ok(Self::of(saved::from_bytes(engine, bytes, options)?, options))
     }
 

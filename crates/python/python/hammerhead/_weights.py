@@ -136,6 +136,19 @@ class DualWeights(Packed):
             )
         )
 
+    def with_precision(self, precision: Literal["exact", "fp8"]) -> DualWeights:
+        """The same packed weights, whose calls round dense tokens and weights before they multiply them.
+
+        ``"fp8"`` rounds both to e4m3, which changes results, as docs/fp8.md defines, and doubles the rate of the tensor cores. Hopper GPUs
+        compute it (backend ``cuda``); calls elsewhere, and with :class:`NvFp4` tokens, are refused. ``"exact"`` rounds nothing.
+        """
+        return self._of(self._layer.with_precision(precision))
+
+    @property
+    def precision(self) -> str:
+        """What calls round dense tokens and weights to: ``"exact"`` or ``"fp8"``."""
+        return self._layer.precision
+
     def __call__(self, x: A | NvFp4[A], *, dtype: Dtype | None = None, out: A | None = None) -> A:
         """Computes one group's tokens, ``[..., k]``, to ``[..., n]``.
 

@@ -189,7 +189,7 @@ impl Problem {
             gate: way.gate,
             activation: way.activation,
             output: way.output,
-            precision: op::Precision::Exact,
+            precision: way.precision,
             inputs: Inputs::Realistic,
             timed: false,
         };
@@ -221,7 +221,7 @@ impl Problem {
         let results: Vec<Dense<'_>> =
             shapes.map(|(shape, values)| Dense::new(shape.m, shape.n, values, 1.0)).collect::<Result<_, _>>()?;
         let expected = Expected::new(instance, false, 1, &cpu::team(Some(1))?);
-        let report = expected.check(&results, simulator.arithmetic(case.activation));
+        let report = expected.check(&results, simulator.arithmetic_of(&case.problem()?));
         assert!(report.passed(), "{case} without a mistake: {:?}", report.first);
         Ok(computed)
     }

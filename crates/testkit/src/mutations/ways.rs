@@ -5,7 +5,7 @@
 //! a single stage, and a pipeline that wraps around often enough for a barrier that counts wrongly to fall behind. All
 //! problems of a way take one kernel.
 
-use op::{Activation, Gate, Output};
+use op::{Activation, Gate, Output, Precision};
 
 /// A kernel that is broken: how it is asked for, and the problems on which its mutants run.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub struct Way {
     pub request: &'static str,
     /// The type of tokens.
     pub activation: Activation,
+    /// What tokens and weights are rounded to.
+    pub precision: Precision,
     /// The gate: without one there is one matrix.
     pub gate: Gate,
     /// The type of C.
@@ -34,6 +36,7 @@ const HOPPER: Way = Way {
     backend: "sim:sm_90a",
     request: "",
     activation: Activation::F16,
+    precision: Precision::Exact,
     gate: Gate::None,
     output: Output::F32,
     problems: &[],
@@ -48,7 +51,7 @@ const SMALL: &[&[(usize, usize, usize)]] =
 
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel
 /// of one matrix, as the first two.
-pub static WAYS: [Way; 22] = [
+pub static WAYS: [Way; 23] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -83,6 +86,14 @@ pub static WAYS: [Way; 22] = [
         gate: Gate::Silu,
         output: Output::F16,
         problems: &[&[(9, 72, 16)], &[(9, 72, 128)], &[(20, 104, 336)]],
+        ..HOPPER
+    },
+    Way {
+        name: "FP8, a tile per block, by way of shared memory",
+        request: "strategy=interleaved,tile=16x64,depth=128,stages=2,epilogue=staged,schedule=tile",
+        precision: Precision::Fp8,
+        gate: Gate::Silu,
+        problems: &[&[(9, 40, 16)], &[(9, 72, 208)], &[(20, 72, 1104)]],
         ..HOPPER
     },
     Way {

@@ -91,8 +91,8 @@ fn a_row_that_is_not_finite_is_nan_and_no_other_is() {
     let tokens = [Dense::new(m, k, values, 1.0).unwrap().into()];
     let weights = [Weights::plain(Matrix::new(n, k, vec![0x22; n * k / 2], vec![0x38; n * k / 16], 1.0).unwrap())];
     let engine = Engine::new(Options { backend: Some("sim".into()), threads: Some(1), ..Options::default() });
-    let engine = engine.unwrap().with_precision(Precision::Fp8);
-    let layer = engine.load(&weights, Gate::None).unwrap();
+    let engine = engine.unwrap();
+    let layer = engine.load(&weights, Gate::None).unwrap().with_precision(Precision::Fp8);
     let results = engine.run(&layer, &tokens, Output::F32).unwrap();
     for row in 0..m {
         let mut found = vec![0.0; n];

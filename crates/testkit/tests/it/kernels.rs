@@ -15,7 +15,7 @@ use gpu::families::sm90::experts;
 use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use gpu::pack::Codes;
 use gpu::phases::gates::Function;
-use gpu::{KernelSpec, families::sm90::kernel, join};
+use gpu::{KernelSpec, families::sm90::kernel, join, round};
 use hammerhead::{Activation, Epilogue, Gate, Output, Schedule};
 use hammerhead_testkit::experts::PLAIN;
 use ptx::Error;
@@ -97,6 +97,20 @@ fn configs() -> Vec<MultiplySpec> {
             all.push(MultiplySpec { function, output, epilogue, ..common });
         }
     }
+    for spec in [
+        sized(Interleaved, [256, 64, 2, 5], PerTile),
+        sized(Interleaved, [256, 64, 2, 3], SplitK),
+        sized(Interleaved, [256, 64, 2, 4], Persistent),
+        sized(Interleaved, [192, 64, 2, 4], PerTile),
+        sized(Interleaved, [128, 128, 2, 4], PerTile),
+        sized(Interleaved, [128, 64, 2, 6], SplitK),
+        sized(Interleaved, [160, 96, 2, 4], Persistent),
+        sized(Interleaved, [16, 64, 4, 6], PerTile),
+        sized(Single, [256, 128, 2, 4], PerTile),
+        sized(Single, [64, 256, 2, 4], Persistent),
+    ] {
+        all.push(MultiplySpec { element: Tokens::E4m3, ..spec });
+    }
     all.push(MultiplySpec { function: Function::Relu2, ..sized(Single, [64, 128, 1, 4], PerTile) });
     all.extend(CAPACITIES.map(|groups| MultiplySpec { groups, ..common }));
     all
@@ -113,9 +127,20 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
     let expansions = [TokenForm::NvFp4, TokenForm::Single].into_iter().chain(scaled).flat_map(|source| {
         [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(target, source, runs, 16)))
     });
+    let rounds = [Float::F16, Float::BF16, Float::F32].into_iter().flat_map(|float| {
+        [(1, 7168, false), (MOST_SEGMENTS, round::MOST_K, true)]
+            .map(|(groups, k, scaled)| KernelSpec::from(round::RoundSpec::new(target, (float, scaled), groups, k)))
+    });
     let biased = configs().into_iter().step_by(3).map(|spec| MultiplySpec { biased: true, ..spec }.into());
     assert_assemble(
-        configs().into_iter().map(KernelSpec::from).chain(biased).chain(joins).chain(expansions).collect(),
+        configs()
+            .into_iter()
+            .map(KernelSpec::from)
+            .chain(biased)
+            .chain(joins)
+            .chain(expansions)
+            .chain(rounds)
+            .collect(),
         &CHIPS,
     );
 }
