@@ -409,6 +409,7 @@ impl Memory {
                     out: self.out.address(),
                     alphas: [0.01, 0.02],
                     biases: [0; 2],
+                    lifts: [0; 2],
                 };
                 let (workspace, count) = (self.workspace.address(), device.facts.multiprocessors);
                 let mut launches = family.launches(problem, config, &[operands], workspace, count)?;

@@ -90,10 +90,10 @@ pub static WAYS: [Way; 23] = [
     },
     Way {
         name: "FP8, a tile per block, by way of shared memory",
-        request: "strategy=interleaved,tile=16x64,depth=128,stages=2,epilogue=staged,schedule=tile",
+        request: "strategy=interleaved,tile=16x64,depth=128,stages=3,epilogue=staged,schedule=tile",
         precision: Precision::Fp8,
         gate: Gate::Silu,
-        problems: &[&[(9, 40, 16)], &[(9, 72, 208)], &[(20, 72, 1104)]],
+        problems: &[&[(9, 40, 16)], &[(9, 72, 256)], &[(20, 72, 1104)]],
         ..HOPPER
     },
     Way {
