@@ -8,7 +8,7 @@ use clap::Args;
 use format::Dense;
 use format::checkpoint::{Checkpoint, FeedForward, Layer, Pair, Role};
 use format::tensors::File;
-use hammerhead::{Activation, Activations, Gate, Output, Routed, Shape, Weights, weights_of};
+use hammerhead::{Activation, Activations, Gate, Output, Precision, Routed, Shape, Weights, weights_of};
 use testkit::cases::{Case, Inputs, Suite};
 
 use crate::model::{self, Reading};
@@ -204,6 +204,7 @@ fn tokens_of(widths: &[usize], m: usize, seed: u64) -> Result<Vec<Activations<'s
         gate: Gate::None,
         activation: Activation::BF16,
         output: Output::F32,
+        precision: Precision::Exact,
         inputs: Inputs::Realistic,
         timed: false,
     };

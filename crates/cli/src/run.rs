@@ -9,7 +9,7 @@ use format::Values;
 use format::tensors::File;
 use gpu::foretold;
 use half::{bf16, f16};
-use hammerhead::{Engine, Output, Plan, Target, Weights, backends, expect_finite};
+use hammerhead::{Engine, Output, Plan, Precision, Target, Weights, backends, expect_finite};
 use serde::Serialize;
 use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
@@ -142,6 +142,7 @@ fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
     files::check_output(input, output)?;
     let file = File::open(input)?;
     if args.layer.reads(&file) {
+        refuse_rounding(args)?;
         return whole_layer::run_file(&file, input, output, &wish(args, Some(output)), &args.how.engine()?);
     }
     refuse_layer_options(args, "the file has no x, so it is a problem of products")?;
@@ -167,7 +168,8 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
             // The weights are held as they are in the file, for the reference, and packed.
             let bytes: usize = problem.weights.iter().map(Weights::checkpoint_bytes).sum();
             memory::require(2.0 * bytes as f64, "checking this layer", "choose fewer --experts, or give an --output")?;
-            let instance = problem.into_instance(args.selection.out.unwrap_or_default())?;
+            let mut instance = problem.into_instance(args.selection.out.unwrap_or_default())?;
+            instance.problem = instance.problem.with_precision(args.selection.precision.unwrap_or_default())?;
             let engine = args.how.engine()?;
             let mut floor = Floor::new(&engine)?;
             floor.sample(engine.team());
@@ -182,6 +184,7 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
 
 /// A whole feed-forward layer of a checkpoint: computed into a file, or checked and timed.
 fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> {
+    refuse_rounding(args)?;
     for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
         for output in output.into_iter().chain(args.layer.written()) {
             files::check_output(input, output)?;
@@ -195,6 +198,17 @@ fn wish<'a>(args: &'a Args, output: Option<&'a Path>) -> Wish<'a> {
     let Selection { gate, out, seed, .. } = args.selection;
     let (layer, out) = (&args.layer, out.unwrap_or_default());
     Wish { layer, gate, out, seed, output, explain: args.explain, json: args.json, quiet: args.quiet }
+}
+
+/// Refuses to round a whole layer.
+fn refuse_rounding(args: &Args) -> Result<()> {
+    match args.selection.precision {
+        Some(Precision::Fp8) => Err(Error::LayerOption {
+            option: "--precision fp8",
+            remedy: "whole layers are computed exactly only: leave it out",
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses options that only whole layers have, where this is none.

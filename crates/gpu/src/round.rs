@@ -5,8 +5,8 @@
 //! magnitudes are, and those of infinities and NaN are beyond all others: the row's factor is NaN then.
 //!
 //! **The order of k.** A thread's word of packed weights ([`crate::pack`]) has, of a step of 16, columns 2c, 2c + 1,
-//! 2c + 8 and 2c + 9, and tensor cores take four neighbours from it. So tokens have those columns side by side: of every
-//! 16, column o lies at 4·⌊(o mod 8)/2⌋ + 2·⌊o/8⌋ + o mod 2.
+//! 2c + 8 and 2c + 9, and tensor cores take four neighbours from it. So tokens have those columns side by side: of
+//! every 16, column o lies at 4·⌊(o mod 8)/2⌋ + 2·⌊o/8⌋ + o mod 2.
 
 use op::precision::MOST_TOKEN_EXPONENT;
 use ptx::instr::ReduceOp;

@@ -460,6 +460,7 @@ impl<'a, 'b> Reference<'a, 'b> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Arithmetic;
 
     #[test]
     fn the_quantum_of_a_row_is_the_lowest_bit_of_its_numbers() {
@@ -524,6 +525,40 @@ mod tests {
         let element = Reference::new(&tokens, &weights, Gate::Silu).all()[0];
         assert_eq!((element.gate.value, element.up.unwrap().value), (2.0 - 3.0, 2.0 + 0.5));
         assert_eq!(element.value, Gate::Silu.apply(-1.0, 2.5));
+    }
+
+    /// What Hopper is described to make of two rows of e4m3 numbers.
+    fn hopper(a: &Row, b: &Row) -> f64 {
+        let power = |x: f64| f64::from_bits(x.to_bits() & 0x7FF0_0000_0000_0000);
+        let exponent = |x: f64, row: &Row| power(x.abs().max(row.least_e4m3.unwrap()));
+        let cut = |x: f64, largest: f64| (x / (largest * 2f64.powi(-13))).trunc() * (largest * 2f64.powi(-13));
+        a.values.chunks(32).zip(b.values.chunks(32)).fold(0.0, |sum: f64, (xs, ws)| {
+            let pairs = || xs.iter().zip(ws).map(|(&x, &w)| (x, w));
+            let highest = pairs().map(|(x, w)| exponent(x, a) * exponent(w, b)).fold(power(sum.abs()), f64::max);
+            let total = pairs().map(|(x, w)| x * w).chain([sum]).map(|x| cut(x, highest)).sum::<f64>();
+            if total == 0.0 { 0.0 } else { cut(total, power(total.abs())) }
+        })
+    }
+
+    #[test]
+    fn what_hopper_is_described_to_lose_of_e4m3_sums_is_within_the_bound_and_a_good_part_of_it() {
+        let mut rng = fastrand::Rng::with_seed(4);
+        for (one_sign, least) in [(false, 0.0), (true, 0.2)] {
+            let mut row = |exponent| {
+                let mut value = || {
+                    let sign = if one_sign || rng.bool() { 1.0 } else { -1.0 };
+                    sign * (8 + rng.i32(..8)) as f32 / 8.0 * 2f32.powi(rng.i32(-4..3))
+                };
+                Row::e4m3(&(0..2048).map(|_| value()).collect::<Vec<_>>(), exponent)
+            };
+            let (a, b) = (row(-3), row(5));
+            let sum = dot(&a, &b, -2.0, 0.0);
+            let used = (hopper(&a, &b) * -2.0 - sum.value).abs() / Arithmetic::Fp8TensorCores.error(&sum, 2048);
+            assert!((least..=1.0).contains(&used), "{used} of the bound");
+        }
+        let ones = |count| Row::e4m3(&vec![1.0; count], 0);
+        assert_eq!(dot(&ones(8192), &ones(8192), 1.0, 0.0).coarse, 0.0, "13 bits hold such sums");
+        assert!(dot(&ones(32768), &ones(32768), 1.0, 0.0).coarse >= 32.0, "and these they do not");
     }
 
     #[test]

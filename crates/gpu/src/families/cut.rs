@@ -6,7 +6,8 @@
 //! workspace, and one that joins them. So do, in one launch, blocks that share k where they cannot meet.
 //!
 //! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, that of
-//! rounded tokens if they are, the number of tiles, and the gate's limit. Sums that go through memory get their biases where they are joined.
+//! rounded tokens if they are, the number of tiles, and the gate's limit. Sums that go through memory get their biases
+//! where they are joined.
 
 use op::{Config, Problem, Schedule, Shape};
 use ptx::Target;

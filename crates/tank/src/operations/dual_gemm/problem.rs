@@ -125,6 +125,7 @@ pub fn case(problem: &Problem) -> Case {
         gate: problem.gate(),
         activation: problem.activation(),
         output: problem.output(),
+        precision: problem.precision(),
         inputs: Inputs::Realistic,
         timed: true,
     }

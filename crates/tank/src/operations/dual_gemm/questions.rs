@@ -3,7 +3,7 @@
 //! the seed that are in no list, half of them neighbours of the season's.
 
 use fastrand::Rng;
-use hammerhead::{Activation, Gate, Output, Shape};
+use hammerhead::{Activation, Gate, Output, Precision, Shape};
 use testkit::cases::{self, Case, Inputs, Suite};
 
 use referee::seeds::derive;
@@ -49,6 +49,7 @@ fn in_no_list(problems: &[Case], count: usize, seed: u64) -> Vec<Case> {
             gate: model.map_or(Gate::Silu, |case| case.gate),
             activation: model.map_or(Activation::NvFp4, |case| case.activation),
             output: model.map_or(Output::F16, |case| case.output),
+            precision: model.map_or(Precision::Exact, |case| case.precision),
             inputs: [Inputs::Realistic, Inputs::Integers, Inputs::GlobalsApart][rng.usize(..3)],
             timed: false,
         });

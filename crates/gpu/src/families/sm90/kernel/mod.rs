@@ -22,8 +22,9 @@
 //! are interleaved, the two chunks are of the same 32 columns of both matrices, so a thread holds a column's gate and
 //! up sums side by side; elsewhere they are 64 neighbouring columns of one matrix.
 //!
-//! Tokens that were rounded to e4m3, if that is asked for ([`op::Precision::Fp8`]), have the same phases: weights become
-//! e4m3 on their way, two slices of 16 are one multiplication of 32, and a row of tokens in shared memory is 64 bytes.
+//! Tokens that were rounded to e4m3, if that is asked for ([`op::Precision::Fp8`]), have the same phases: weights
+//! become e4m3 on their way, two slices of 16 are one multiplication of 32, and a row of tokens in shared memory is 64
+//! bytes.
 //!
 //! A multiprocessor has one block with all of its shared memory and registers; or, where few tokens need little of
 //! both, two. Then a launch begins beside the one before it: while that one computes, its blocks ask for the weights of
