@@ -291,7 +291,8 @@ void hammerhead_engine_destroy(struct HammerheadEngine *engine);
 // # Safety
 //
 // `layer` was made by a load function and not yet freed, and no other call uses it; the text ends with a zero byte.
-int32_t hammerhead_layer_set_precision(struct HammerheadLayer *layer, const char *precision);
+int32_t hammerhead_layer_set_precision(struct HammerheadLayer *layer,
+                                       const char *precision);
 
 // Frees a layer.
 //
