@@ -4,8 +4,9 @@
 
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Control, DenseKind, Direction,
-    Fence, FloatMode, LoadOrder, LogicOp, MatrixA, MatrixElement, Memory, Mma, ParamBase, PredicateOp, ReduceOp,
-    Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TensorA, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
+    E4m3Source, Fence, FloatMode, LoadOrder, LogicOp, MatrixA, MatrixElement, Memory, Mma, ParamBase, PredicateOp,
+    ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TensorA, TernaryOp, UnaryOp, VoteMode, Warp,
+    Wgmma, Width,
 };
 use ptx::{
     Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Feature, Instr, Kernel, Label, LaunchBounds, Op,
