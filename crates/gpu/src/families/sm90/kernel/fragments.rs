@@ -30,7 +30,7 @@ pub(super) struct Fragments {
     /// Scales of the two slices that one word covers, as a pair of floats.
     pairs: [Reg<U32>; 2],
     /// What scales are multiplied with where weights are rounded to e4m3, twice a half each.
-    lifts: [Reg<U32>; 2],
+    lifts: Option<[Reg<U32>; 2]>,
     /// The fragments of a unit's slices, in one set or two. Of e4m3 numbers a slice is 32 of k, and there are two.
     sets: Vec<[[Reg<U32>; 4]; SLICES]>,
 }
@@ -50,7 +50,7 @@ impl Fragments {
             kept: k.registers(),
             kept_scales: k.registers(),
             pairs: k.registers(),
-            lifts: k.registers(),
+            lifts: (element == Tokens::E4m3).then(|| k.registers()),
             sets: (0..sets).map(|_| std::array::from_fn(|_| k.registers())).collect(),
         }
     }
@@ -78,7 +78,9 @@ impl Fragments {
 
     /// Sets what the scales of a tile's rows are multiplied with.
     pub fn lift(&self, k: &mut Builder, row: usize, lift: Reg<U32>) {
-        k.set(self.lifts[row], lift);
+        if let Some(lifts) = self.lifts {
+            k.set(lifts[row], lift);
+        }
     }
 
     /// Makes the fragment of 32 of k: a word's two slices of halves, rounded to e4m3. Tokens have the same order of k.
@@ -88,7 +90,10 @@ impl Fragments {
             for row in 0..2 {
                 let codes = self.fresh[row][word];
                 let pair = scale_pair(k, Tokens::F16, self.fresh_scales[row], word);
-                let pair = k.mul(pair.cast::<F16x2>(), self.lifts[row].cast::<F16x2>());
+                let pair = match self.lifts {
+                    Some(lifts) => k.mul(pair.cast::<F16x2>(), lifts[row].cast::<F16x2>()),
+                    None => pair.cast(),
+                };
                 let scales = k.unpack_pair(pair);
                 for second in 0..2 {
                     let both: Reg<F16x2> = k.pack_pair(scales[second], scales[second]);
