@@ -42,8 +42,8 @@ pub struct LayerArgs {
     /// the model's router. The result is `y`
     #[arg(long, requires = "checkpoint", conflicts_with = "experts")]
     pub whole: bool,
-    /// How a file's logits become experts and weights: softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain
-    /// or sigmoid-input
+    /// How a file's logits become experts and weights: softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain,
+    /// sigmoid-input or sqrt-softplus
     #[arg(long, value_name = "NAME", requires_all = ["top_k", "input"])]
     routing: Option<Scoring>,
     /// Experts per token

@@ -366,8 +366,8 @@ class Experts(FeedForward):
 
         - ``shared``: an expert that computes every token; its result is multiplied with ``sigmoid(x @ shared_gate)`` if that is given.
         - ``routing``, ``top_k``: how logits become experts and weights: ``"softmax"``, ``"softmax-renorm"``, ``"topk-softmax"``,
-          ``"sigmoid"`` or ``"sigmoid-plain"`` (with a ``correction`` per expert, and ``groups`` that there are and that may be chosen from),
-          ``"sigmoid-input"``. Weights are multiplied with ``scaling``. Not needed where ids and weights are given.
+          ``"sigmoid"``, ``"sigmoid-plain"`` or ``"sqrt-softplus"`` (with a ``correction`` per expert, and ``groups`` that
+          there are and that may be chosen from), ``"sigmoid-input"``. Weights are multiplied with ``scaling``. Not needed where ids and weights are given.
         - The rest is as for :meth:`Mlp.from_arrays`.
         """
         columns = {
