@@ -7,8 +7,8 @@
 //! spoil the weights of their token alone.
 //!
 //! Softmax rises with the logit, so experts are chosen by logits there, and so are those whose sigmoid multiplies their
-//! input: rounding makes no ties that way. Where sigmoids, or roots of softplus, are divided by their sum, they are also
-//! what is compared, as models do it.
+//! input: rounding makes no ties that way. Where sigmoids, or roots of softplus, are divided by their sum, they are
+//! also what is compared, as models do it.
 
 use ptx::instr::{ReduceOp, ShuffleMode};
 use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, S32, SpecialRegister, Target, U32, U64};
@@ -368,9 +368,9 @@ fn alone(k: &mut Builder, score: Score, logit: Reg<F32>) -> Reg<F32> {
     }
 }
 
-/// √ln(1 + eˣ). With t = e^−|x| it is √(x + ln(1 + t)) above zero and e^(x/2)·√(ln(1 + t)/t) below, where ln(1 + t) would
-/// lose all its digits. ln(1 + t) is 2·artanh(t/(2 + t)): of that series, whose argument is at most a third, eight terms
-/// leave less than 10⁻⁹.
+/// √ln(1 + eˣ). With t = e^−|x| it is √(x + ln(1 + t)) above zero and e^(x/2)·√(ln(1 + t)/t) below, where ln(1 + t)
+/// would lose all its digits. ln(1 + t) is 2·artanh(t/(2 + t)): of that series, whose argument is at most a third,
+/// eight terms leave less than 10⁻⁹.
 fn sqrt_softplus(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
     const TERMS: u32 = 8;
     let away = k.abs(x);
