@@ -19,6 +19,7 @@ use op::Activations;
 
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
+use super::fp8::{BYTES, ByteKernel};
 use super::kernel::{Band, Banded, Kernel, Product};
 use super::pack::{CODE_BYTES, COLUMNS};
 use super::scalar::FloatBlock;
@@ -47,6 +48,9 @@ pub(super) trait DenseLoops: Sized + Sync {
     /// [`expand`].
     unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock);
 
+    /// [`expand_bytes`].
+    unsafe fn expand_bytes(powers: Option<&[f32; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock);
+
     /// [`Band::add`].
     unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>);
 
@@ -67,6 +71,12 @@ macro_rules! dense_loops {
             unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
                 // SAFETY: the function wants the instructions, which the caller promises.
                 unsafe { dense::expand::<$vector>(scales, codes, out) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn expand_bytes(powers: Option<&[f32; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock) {
+                // SAFETY: the function wants the instructions, which the caller promises.
+                unsafe { dense::expand_bytes::<$vector>(powers, numbers, out) }
             }
 
             #[target_feature(enable = $features)]
@@ -100,6 +110,17 @@ impl<L: DenseLoops> Expand for DenseKernel<L> {
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
         // SAFETY: the schedule runs this kernel only where its backend found the instructions.
         unsafe { L::expand(scales, codes, out) }
+    }
+}
+
+impl<L: DenseLoops> ByteKernel for DenseKernel<L> {
+    fn expand_bytes(&self, powers: Option<&[f32; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock) {
+        // SAFETY: a run takes this kernel only where its backend found the instructions.
+        unsafe { L::expand_bytes(powers, numbers, out) }
+    }
+
+    fn byte_unit(&self, source: GroupTokens<'_>) -> f64 {
+        self.unit(source)
     }
 }
 
@@ -186,6 +207,31 @@ pub(super) unsafe fn expand<V: Vector>(scales: &[u8; COLUMNS], codes: &[u8; CODE
                     V::values(lanes).multiply(scales).store(row.as_mut_ptr().add(column));
                     lanes = V::next(lanes);
                 }
+            }
+        }
+    }
+}
+
+/// Expands one block of FP8: each number, times its column's power of two if there is one, as [`SCALE_UNIT`] times less.
+///
+/// # Safety
+///
+/// The processor must have the instructions.
+#[inline(always)]
+pub(super) unsafe fn expand_bytes<V: Vector>(
+    powers: Option<&[f32; COLUMNS]>,
+    numbers: &[u8; BYTES],
+    out: &mut FloatBlock,
+) {
+    for column in (0..COLUMNS).step_by(V::LANES) {
+        // SAFETY: the processor has the instructions (promised by the caller). There are 16 powers, and 16 numbers and
+        // 16 floats in each of the block's rows; `column` is less than 16 by the lanes of a vector at least.
+        unsafe {
+            let power = powers.map(|powers| V::load(powers.as_ptr().add(column)));
+            for (numbers, row) in numbers.as_chunks::<COLUMNS>().0.iter().zip(&mut out.0) {
+                let values = V::bytes(numbers.as_ptr().add(column));
+                let values = if let Some(power) = power { values.multiply(power) } else { values };
+                values.store(row.as_mut_ptr().add(column));
             }
         }
     }

@@ -27,7 +27,7 @@ use std::sync::OnceLock;
 
 use format::BLOCK;
 
-use self::expand::{Expander, WEIGHT_EXPONENT};
+use self::expand::{BYTE_EXPONENT, Expander, WEIGHT_EXPONENT, byte_block};
 use self::resident::Resident;
 use self::stream::{STREAMED, Stream};
 use self::tiles::{Configured, HalfTile, TILE_K, TILE_ROWS, TokenTile, load, product, zero};
@@ -35,6 +35,7 @@ use self::tokens::parts;
 use super::backend::InstructionSet;
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
+use super::fp8::{self, BYTES, ByteKernel, Fp8Run};
 use super::kernel::{Kernel, Product, TileStream};
 use super::model::Rates;
 use super::pack::{CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels};
@@ -97,6 +98,11 @@ impl InstructionSet for Amx {
         }
         let kernel = AmxKernel::<false> { parts: parts(problem.activation()) };
         schedule::run(&kernel, problem, config, panels, operands, team)
+    }
+
+    unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
+        let kernel = AmxKernel::<false> { parts: parts(run.tokens.element()) };
+        fp8::run(&kernel, run)
     }
 }
 
@@ -163,6 +169,17 @@ impl<const F16: bool> Expand for AmxKernel<F16> {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16
         // scales and 128 bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
         unsafe { Expander::<F16>::new().block(scales.as_ptr(), codes.as_ptr(), out) }
+    }
+}
+
+impl ByteKernel for AmxKernel<false> {
+    fn expand_bytes(&self, powers: Option<&[f32; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
+        // SAFETY: a run takes this kernel only where `available` found the instructions.
+        unsafe { byte_block(powers, numbers, out) }
+    }
+
+    fn byte_unit(&self, source: GroupTokens<'_>) -> f64 {
+        2f64.powi(BYTE_EXPONENT - tokens::exponent(source))
     }
 }
 
