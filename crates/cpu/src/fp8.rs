@@ -125,6 +125,40 @@ impl Fp8Panels {
             + size_of_val(&self.bias[..])
     }
 
+    /// The matrix that was packed, read back with its bias: the same numbers, and scales that are worth the same. Those of
+    /// blocks come per row, and those of stretches of zeros are whatever they may be.
+    pub fn unpacked(&self) -> Result<(Fp8Matrix<'static>, Option<&[f32]>)> {
+        let (n, k) = (self.n, self.k);
+        let mut codes = vec![0; n * k];
+        for (row, out) in codes.chunks_exact_mut(k).enumerate() {
+            for (block, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+                let packed = self.block(row / COLUMNS, block).as_chunks::<COLUMNS>().0;
+                for (at, packed) in packed.iter().enumerate() {
+                    out[at / 8 * 8 + LANE_ORDER[at % 8]] = packed[row % COLUMNS];
+                }
+            }
+        }
+        // For each row, its column of what each of its segments has.
+        fn by_row<T: Copy>(n: usize, segments: usize, of: &[[T; COLUMNS]]) -> impl Iterator<Item = (usize, T)> {
+            let places = (0..n).flat_map(move |row| (0..segments).map(move |segment| (row, segment)));
+            places.map(move |(row, at)| (row, of[row / COLUMNS * segments + at][row % COLUMNS]))
+        }
+        let scales = if !self.exponents.is_empty() {
+            let exponents = by_row(n, k / MX_BLOCK, &self.exponents).map(|(row, bits)| match bits {
+                0 => 0,
+                bits => (self.rows[row].log2() as i32 + i32::from(bits)) as u8,
+            });
+            Fp8Scales::Mx(exponents.collect())
+        } else if !self.factors.is_empty() {
+            let factors = by_row(n, (k / BLOCK).div_ceil(self.stretch), &self.factors);
+            let scales = factors.map(|(row, factor)| (self.rows[row] * f64::from(factor)) as f32).collect();
+            Fp8Scales::Blocks { block: [1, self.stretch * BLOCK], scales }
+        } else {
+            Fp8Scales::Rows(self.rows.iter().map(|&row| row as f32).collect())
+        };
+        Ok((Fp8Matrix::new(n, k, codes, scales)?, Some(&self.bias[..]).filter(|bias| !bias.is_empty())))
+    }
+
     /// Computes dense tokens with the CPU backend of this name.
     pub fn run(&self, backend: &str, tokens: &Activations<'_>, target: Target<'_>, team: &Team) -> Result<()> {
         let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
@@ -140,7 +174,7 @@ impl Fp8Panels {
         if tokens.k() != self.k {
             return Err(mismatch("the activations' k", tokens.k().to_string(), self.k.to_string()));
         }
-        let length = tokens.rows().checked_mul(self.n).unwrap_or(usize::MAX);
+        let length = tokens.rows().saturating_mul(self.n);
         if target.len() != length {
             return Err(mismatch("the output's length", target.len().to_string(), length.to_string()));
         }

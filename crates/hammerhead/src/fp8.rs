@@ -53,6 +53,15 @@ impl Fp8Linear {
         self.packed.bytes()
     }
 
+    /// The matrix that was packed, read back with its bias: the same numbers, and scales that are worth the same.
+    ///
+    /// # Errors
+    ///
+    /// None that a matrix that was packed gives reason for.
+    pub fn unpacked(&self) -> Result<(Fp8Matrix<'static>, Option<&[f32]>)> {
+        self.packed.unpacked()
+    }
+
     /// Computes tokens `[m, k]` to `[m, n]`.
     ///
     /// # Errors

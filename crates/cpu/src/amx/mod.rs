@@ -367,4 +367,25 @@ mod tests {
             }
         }
     }
+
+    /// Every number that FP8 weights can have with the least and the largest power of two of a row.
+    #[test]
+    fn fp8_weights_are_expanded_to_tiles_of_bf16_exactly_and_to_no_subnormal_number() {
+        if crate::avx512::Avx512::available().is_err() {
+            return eprintln!("not tested here: no AVX-512");
+        }
+        let numbers: [u8; BYTES] = std::array::from_fn(|i| if i & 0x7F == 0x7F { 0 } else { i as u8 });
+        for powers in [None, Some(2f32.powi(-op::fp8::SPREAD)), Some(1.0)].map(|power| power.map(|p| [p; COLUMNS])) {
+            let (mut tile, mut plain) = (AmxKernel::<false>::BLANK, FloatBlock::BLANK);
+            // SAFETY: the processor has AVX-512, which is all that the function is compiled for.
+            unsafe { byte_block(powers.as_ref(), &numbers, &mut tile) };
+            ScalarKernel.expand_bytes(powers.as_ref(), &numbers, &mut plain);
+            for (k, column) in (0..BLOCK).flat_map(|k| (0..COLUMNS).map(move |column| (k, column))) {
+                let found = half::bf16::from_bits(tile.0[k / 2][2 * column + k % 2]);
+                let expected = f64::from(plain.0[k][column]) * 2f64.powi(-BYTE_EXPONENT);
+                assert_eq!(found.to_f64(), expected, "k {k}, column {column}");
+                assert!(expected == 0.0 || found.is_normal());
+            }
+        }
+    }
 }

@@ -88,6 +88,18 @@ fn results_do_not_depend_on_threads_and_a_spoilt_token_spoils_only_its_own() {
 }
 
 #[test]
+fn packed_weights_are_read_back() {
+    let team = cpu::team(Some(1)).unwrap();
+    for case in cases() {
+        let (matrix, bias) = (case.matrix().unwrap(), case.bias());
+        let packed = Fp8Panels::new(&matrix, bias.as_deref(), &team).unwrap();
+        let (again, own) = packed.unpacked().unwrap();
+        assert_eq!((again.codes(), own), (matrix.codes(), bias.as_deref()), "{case:?}");
+        assert_eq!(again.dequantize(), matrix.dequantize(), "{case:?}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_refused() {
     let team = cpu::team(Some(1)).unwrap();
     let matrix = Fp8Matrix::new(2, 32, vec![0x38; 64], Fp8Scales::Matrix(1.0)).unwrap();
