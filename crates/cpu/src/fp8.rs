@@ -4,6 +4,8 @@
 //! each eight in the order 0 2 4 6 1 3 5 7 in which the kernels for NVFP4 have theirs. So everything behind the
 //! expansion of a block is theirs: tokens are prepared by the same functions and multiplied with a slab of expanded
 //! blocks by the same loops. A tile is some tokens by the panels that a kernel multiplies together, and all of K.
+//! Vector units compute up to four tokens without a slab ([`ByteKernel::few_bytes`]): an expanded block would be used
+//! too little.
 //!
 //! Powers of two of MXFP8 are multiplied into the numbers, which is exact. Scales of blocks multiply the sums of their
 //! stretch of K, which starts from zero, and are added up; those of rows multiply the finished sums ([`RowScales`]). A
@@ -44,11 +46,32 @@ const PREPARED_PIECES: usize = 4;
 
 /// A kernel that expands FP8 weights, too.
 pub(super) trait ByteKernel: Kernel {
-    /// Expands one block: rows of 16 e4m3 numbers, each times its column's power of two if there are powers.
-    fn expand_bytes(&self, powers: Option<&[f32; COLUMNS]>, numbers: &[u8; BYTES], out: &mut Self::Block);
+    /// Expands one block: rows of 16 e4m3 numbers, each times its column's power of two if there are exponents.
+    fn expand_bytes(&self, exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut Self::Block);
+
+    /// Computes the sums of a few tokens along a stretch of K without a slab, if it has a loop for so few; says whether
+    /// it did.
+    fn few_bytes<const PANELS: usize>(&self, _: FewBytes<'_, Self::Token, PANELS>) -> bool {
+        false
+    }
 
     /// What sums of such weights must be multiplied with, beside their scales: a power of two.
     fn byte_unit(&self, source: GroupTokens<'_>) -> f64;
+}
+
+/// Some groups of rows and `PANELS` panels along a stretch of K, and where their sums go.
+pub(super) struct FewBytes<'a, T, const PANELS: usize> {
+    /// The groups of rows, `group_len` elements each.
+    pub tokens: &'a [T],
+    pub group_len: usize,
+    /// The stretch's first block of K.
+    pub start: usize,
+    /// For each panel, its blocks.
+    pub numbers: [&'a [[u8; BYTES]]; PANELS],
+    /// For each panel, the exponents of every two blocks, or none.
+    pub exponents: [&'a [[u8; COLUMNS]]; PANELS],
+    /// For each panel, the sums of every row; garbage at first.
+    pub sums: [&'a mut [Lanes]; PANELS],
 }
 
 /// An FP8 matrix packed for every CPU backend, with its bias.
@@ -125,14 +148,14 @@ impl Fp8Panels {
             + size_of_val(&self.bias[..])
     }
 
-    /// The matrix that was packed, read back with its bias: the same numbers, and scales that are worth the same. Those of
-    /// blocks come per row, and those of stretches of zeros are whatever they may be.
+    /// The matrix that was packed, read back with its bias: the same numbers, and scales that are worth the same. Those
+    /// of blocks come per row, and those of stretches of zeros are whatever they may be.
     pub fn unpacked(&self) -> Result<(Fp8Matrix<'static>, Option<&[f32]>)> {
         let (n, k) = (self.n, self.k);
         let mut codes = vec![0; n * k];
         for (row, out) in codes.chunks_exact_mut(k).enumerate() {
             for (block, out) in out.chunks_exact_mut(BLOCK).enumerate() {
-                let packed = self.block(row / COLUMNS, block).as_chunks::<COLUMNS>().0;
+                let packed = self.blocks(row / COLUMNS, block..block + 1)[0].as_chunks::<COLUMNS>().0;
                 for (at, packed) in packed.iter().enumerate() {
                     out[at / 8 * 8 + LANE_ORDER[at % 8]] = packed[row % COLUMNS];
                 }
@@ -183,14 +206,14 @@ impl Fp8Panels {
         unsafe { found.run_fp8(run) }
     }
 
-    fn block(&self, panel: usize, block: usize) -> &[u8; BYTES] {
-        &self.numbers.as_chunks().0[panel * (self.k / BLOCK) + block]
+    /// Some blocks of a panel.
+    fn blocks(&self, panel: usize, blocks: Range<usize>) -> &[[u8; BYTES]] {
+        &self.numbers.as_chunks().0[panel * (self.k / BLOCK)..][blocks]
     }
 
-    /// The powers of two of a panel's block, if its numbers have some.
-    fn powers(&self, panel: usize, block: usize) -> Option<[f32; COLUMNS]> {
-        let exponents = self.exponents.get(panel * (self.k / MX_BLOCK) + block * BLOCK / MX_BLOCK)?;
-        Some(exponents.map(|bits| f32::from_bits(u32::from(bits) << 23)))
+    /// The exponents of a panel's block, if its numbers have some.
+    fn exponents(&self, panel: usize, block: usize) -> Option<&[u8; COLUMNS]> {
+        self.exponents.get(panel * (self.k / MX_BLOCK) + block * BLOCK / MX_BLOCK)
     }
 }
 
@@ -283,20 +306,8 @@ impl<K: ByteKernel> Job<'_, K> {
             let stretch = start..blocks.min(start + self.panels.stretch);
             let scaled = !self.panels.factors.is_empty();
             let sums = if scaled { &mut *parted } else { &mut *totals };
-            for block in stretch.clone().step_by(DEPTH) {
-                let depth = block..stretch.end.min(block + DEPTH);
-                self.expand(&panels, &depth, slab);
-                let product = Product {
-                    tokens: prepared,
-                    group_len: self.group_len,
-                    slab: slab.view(panels.len()),
-                    sums,
-                    fresh: depth.start == stretch.start,
-                    last: depth.end == stretch.end,
-                    alone: false,
-                    blocks: depth,
-                };
-                self.kernel.multiply(product, &mut Expansion::nothing(self.kernel));
+            if !self.few(prepared, &panels, &stretch, sums, rows) {
+                self.by_slabs(prepared, &panels, &stretch, slab, sums);
             }
             if scaled {
                 self.add(&panels, index, totals, parted, rows);
@@ -305,13 +316,76 @@ impl<K: ByteKernel> Job<'_, K> {
         self.finish(tokens, panels, totals, rows);
     }
 
+    /// Offers a stretch of K to the kernel's loop for few tokens, two panels at a time; says whether it took it.
+    fn few(
+        &self,
+        tokens: &[K::Token],
+        panels: &Range<usize>,
+        stretch: &Range<usize>,
+        sums: &mut [Lanes],
+        rows: usize,
+    ) -> bool {
+        let mut sums = sums.chunks_exact_mut(rows);
+        panels.clone().step_by(2).all(|panel| match panels.end - panel {
+            1 => self.kernel.few_bytes::<1>(self.few_bytes(tokens, panel, stretch, &mut sums)),
+            _ => self.kernel.few_bytes::<2>(self.few_bytes(tokens, panel, stretch, &mut sums)),
+        })
+    }
+
+    fn few_bytes<'t, const PANELS: usize>(
+        &'t self,
+        tokens: &'t [K::Token],
+        panel: usize,
+        stretch: &Range<usize>,
+        sums: &mut impl Iterator<Item = &'t mut [Lanes]>,
+    ) -> FewBytes<'t, K::Token, PANELS> {
+        let of = |panel: usize| {
+            let pairs = self.panels.k / MX_BLOCK;
+            self.panels.exponents.get(panel * pairs..(panel + 1) * pairs).unwrap_or_default()
+        };
+        FewBytes {
+            tokens,
+            group_len: self.group_len,
+            start: stretch.start,
+            numbers: std::array::from_fn(|at| self.panels.blocks(panel + at, stretch.clone())),
+            exponents: std::array::from_fn(|at| of(panel + at)),
+            sums: std::array::from_fn(|_| sums.next().unwrap_or_default()),
+        }
+    }
+
+    /// Expands and multiplies a stretch of K slab by slab.
+    fn by_slabs(
+        &self,
+        tokens: &[K::Token],
+        panels: &Range<usize>,
+        stretch: &Range<usize>,
+        slab: &mut Slab<'_, K::Block>,
+        sums: &mut [Lanes],
+    ) {
+        for block in stretch.clone().step_by(DEPTH) {
+            let depth = block..stretch.end.min(block + DEPTH);
+            self.expand(panels, &depth, slab);
+            let product = Product {
+                tokens,
+                group_len: self.group_len,
+                slab: slab.view(panels.len()),
+                sums: &mut *sums,
+                fresh: depth.start == stretch.start,
+                last: depth.end == stretch.end,
+                alone: false,
+                blocks: depth,
+            };
+            self.kernel.multiply(product, &mut Expansion::nothing(self.kernel));
+        }
+    }
+
     fn expand(&self, panels: &Range<usize>, blocks: &Range<usize>, slab: &mut Slab<'_, K::Block>) {
         let (out, stride) = slab.panels();
         let depth = blocks.len().next_multiple_of(K::BLOCKS);
         for (panel, out) in panels.clone().zip(out.chunks_mut(stride)) {
-            for (block, out) in blocks.clone().zip(&mut *out) {
-                let powers = self.panels.powers(panel, block);
-                self.kernel.expand_bytes(powers.as_ref(), self.panels.block(panel, block), out);
+            let numbers = self.panels.blocks(panel, blocks.clone());
+            for ((block, numbers), out) in blocks.clone().zip(numbers).zip(&mut *out) {
+                self.kernel.expand_bytes(self.panels.exponents(panel, block), numbers, out);
             }
             out[blocks.len()..depth].fill(K::BLANK);
         }

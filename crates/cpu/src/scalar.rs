@@ -89,11 +89,12 @@ impl Expand for ScalarKernel {
 }
 
 impl ByteKernel for ScalarKernel {
-    fn expand_bytes(&self, powers: Option<&[f32; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock) {
+    fn expand_bytes(&self, exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock) {
+        let power = |column: usize| exponents.map_or(1.0, |bits| f32::from_bits(u32::from(bits[column]) << 23));
         for (row, numbers) in numbers.as_chunks::<COLUMNS>().0.iter().enumerate() {
             let values = &mut out.0[row / 8 * 8 + LANE_ORDER[row % 8]];
             for (column, (value, &number)) in values.iter_mut().zip(numbers).enumerate() {
-                *value = format::e4m3::decode(number) * powers.map_or(1.0, |powers| powers[column]);
+                *value = format::e4m3::decode(number) * power(column);
             }
         }
     }

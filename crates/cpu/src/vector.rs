@@ -47,6 +47,9 @@ pub(super) trait Vector: Copy {
     /// Loads as many e4m3 numbers as there are lanes, each divided by [`SCALE_UNIT`].
     unsafe fn bytes(from: *const u8) -> Self;
 
+    /// Loads as many powers of two as there are lanes, each as the exponent bits of an f32.
+    unsafe fn powers(from: *const u8) -> Self;
+
     /// Loads eight codes per lane.
     unsafe fn codes(from: *const u8) -> Self::Codes;
 

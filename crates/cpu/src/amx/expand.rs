@@ -111,14 +111,14 @@ pub(super) const BYTE_EXPONENT: i32 = 60;
 /// Expands one block of FP8 by way of f32. A block has its even k before its odd ones, eight at a time, so that a row of
 /// pairs is made of two rows that stand four apart. Cutting off the lower half is exact: there are four bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-pub(super) fn byte_block(powers: Option<&[f32; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
+pub(super) fn byte_block(exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
     let unit = (SCALE_UNIT * 2f64.powi(-BYTE_EXPONENT)) as f32;
     let (numbers, _) = numbers.as_chunks::<COLUMNS>();
-    // SAFETY: the function is compiled for the instructions. There are 16 powers, 16 numbers in each row of the block,
+    // SAFETY: the function is compiled for the instructions. There are 16 exponents, 16 numbers in each row of the block,
     // and 64 bytes in each row of the tile.
     unsafe {
         let power = _mm512_set1_ps(unit);
-        let power = powers.map_or(power, |powers| _mm512_loadu_ps(powers.as_ptr()).multiply(power));
+        let power = exponents.map_or(power, |exponents| __m512::powers(exponents.as_ptr()).multiply(power));
         let value = |row: usize| _mm512_castps_si512(__m512::bytes(numbers[row].as_ptr()).multiply(power));
         for (pair, row) in out.0.iter_mut().enumerate() {
             let even = pair / 4 * 8 + pair % 4;

@@ -173,9 +173,9 @@ impl<const F16: bool> Expand for AmxKernel<F16> {
 }
 
 impl ByteKernel for AmxKernel<false> {
-    fn expand_bytes(&self, powers: Option<&[f32; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
+    fn expand_bytes(&self, exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
         // SAFETY: a run takes this kernel only where `available` found the instructions.
-        unsafe { byte_block(powers, numbers, out) }
+        unsafe { byte_block(exponents, numbers, out) }
     }
 
     fn byte_unit(&self, source: GroupTokens<'_>) -> f64 {
@@ -375,11 +375,11 @@ mod tests {
             return eprintln!("not tested here: no AVX-512");
         }
         let numbers: [u8; BYTES] = std::array::from_fn(|i| if i & 0x7F == 0x7F { 0 } else { i as u8 });
-        for powers in [None, Some(2f32.powi(-op::fp8::SPREAD)), Some(1.0)].map(|power| power.map(|p| [p; COLUMNS])) {
+        for exponents in [None, Some([127 - op::fp8::SPREAD as u8; COLUMNS]), Some([127; COLUMNS])] {
             let (mut tile, mut plain) = (AmxKernel::<false>::BLANK, FloatBlock::BLANK);
             // SAFETY: the processor has AVX-512, which is all that the function is compiled for.
-            unsafe { byte_block(powers.as_ref(), &numbers, &mut tile) };
-            ScalarKernel.expand_bytes(powers.as_ref(), &numbers, &mut plain);
+            unsafe { byte_block(exponents.as_ref(), &numbers, &mut tile) };
+            ScalarKernel.expand_bytes(exponents.as_ref(), &numbers, &mut plain);
             for (k, column) in (0..BLOCK).flat_map(|k| (0..COLUMNS).map(move |column| (k, column))) {
                 let found = half::bf16::from_bits(tile.0[k / 2][2 * column + k % 2]);
                 let expected = f64::from(plain.0[k][column]) * 2f64.powi(-BYTE_EXPONENT);
