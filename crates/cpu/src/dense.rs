@@ -233,7 +233,7 @@ pub(super) unsafe fn expand<V: Vector>(scales: &[u8; COLUMNS], codes: &[u8; CODE
     }
 }
 
-/// Expands one block of FP8: each number, times its column's power of two if there is one, as [`SCALE_UNIT`] times less.
+/// Expands one block of FP8: each number, times its column's power of two if there is one, divided by [`SCALE_UNIT`].
 ///
 /// # Safety
 ///
@@ -264,8 +264,8 @@ pub(super) unsafe fn expand_bytes<V: Vector>(
     }
 }
 
-/// The sums of a few tokens and `PANELS` panels along a stretch of K, from packed numbers: each is expanded in a register
-/// and multiplied there.
+/// The sums of a few tokens and `PANELS` panels along a stretch of K, from packed numbers: each is expanded in a
+/// register and multiplied there.
 ///
 /// # Safety
 ///

@@ -7,10 +7,10 @@
 //! element = e2m1(code) · e4m3(scale of its block) · global
 //! ```
 //!
-//! This crate knows the number formats, the matrix made of them ([`Matrix`]), its ordinary
-//! counterpart ([`Dense`]), the FP8 matrices that stand beside it in mixed models ([`Fp8Matrix`]), how to get from one to the other ([`quantize`], [`Matrix::dequantize`]),
-//! the two layouts scales are kept in ([`scales`]), the files they come in ([`tensors`]), and whole models as others
-//! write them ([`checkpoint`]). It knows nothing about computing with them.
+//! This crate knows the number formats, the matrix made of them ([`Matrix`]), its ordinary counterpart ([`Dense`]), how
+//! to get from one to the other ([`quantize`], [`Matrix::dequantize`]), the FP8 matrices that stand beside it in mixed
+//! models ([`Fp8Matrix`]), the two layouts scales are kept in ([`scales`]), the files they come in ([`tensors`]), and
+//! whole models as others write them ([`checkpoint`]). It knows nothing about computing with them.
 //!
 //! ```
 //! use hammerhead_format::{Dense, loss, quantize};

@@ -25,8 +25,8 @@ pub struct Fp8Layer {
 
 #[pymethods]
 impl Fp8Layer {
-    /// Packs e4m3 bytes `[n, k]` with scales: float32 of no dimensions, of one, or of two with the sides of their blocks;
-    /// or the exponent bytes of MXFP8.
+    /// Packs e4m3 bytes `[n, k]` with scales: one float32, one per row, or one per block of these sides; or the
+    /// exponent bytes of MXFP8.
     #[staticmethod]
     #[pyo3(signature = (codes, scales, block, bias, backend, threads, config))]
     #[expect(clippy::too_many_arguments, reason = "they are options of one Python function")]

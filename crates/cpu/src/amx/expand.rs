@@ -104,18 +104,18 @@ impl<const F16: bool> Expander<F16> {
     }
 }
 
-/// What FP8 weights are smaller by as bf16, as a power of two: so the least of them, 2⁻⁹ times the least power of a row's
-/// scales, is no subnormal number, which AMX would take for zero, and sums stay in range.
+/// What FP8 weights are smaller by as bf16, as a power of two: so the least of them, 2⁻⁹ times the least power of a
+/// row's scales, is no subnormal number, which AMX would take for zero, and sums stay in range.
 pub(super) const BYTE_EXPONENT: i32 = 60;
 
-/// Expands one block of FP8 by way of f32. A block has its even k before its odd ones, eight at a time, so that a row of
-/// pairs is made of two rows that stand four apart. Cutting off the lower half is exact: there are four bits.
+/// Expands one block of FP8 by way of f32. A block has its even k before its odd ones, eight at a time, so that a row
+/// of pairs is made of two rows that stand four apart. Cutting off the lower half is exact: there are four bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 pub(super) fn byte_block(exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
     let unit = (SCALE_UNIT * 2f64.powi(-BYTE_EXPONENT)) as f32;
     let (numbers, _) = numbers.as_chunks::<COLUMNS>();
-    // SAFETY: the function is compiled for the instructions. There are 16 exponents, 16 numbers in each row of the block,
-    // and 64 bytes in each row of the tile.
+    // SAFETY: the function is compiled for the instructions. There are 16 exponents, 16 numbers in each row of the
+    // block, and 64 bytes in each row of the tile.
     unsafe {
         let power = _mm512_set1_ps(unit);
         let power = exponents.map_or(power, |exponents| __m512::powers(exponents.as_ptr()).multiply(power));
