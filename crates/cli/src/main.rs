@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
+mod advice;
 mod bench;
 mod check;
 mod computed;
@@ -28,7 +29,6 @@ mod layer_file;
 mod memory;
 mod model;
 mod options;
-mod page;
 mod pattern;
 mod predict;
 mod problem_file;

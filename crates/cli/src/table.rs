@@ -78,6 +78,11 @@ pub fn three_digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// A part of the floor in percent, never above 100: what caches helped below it is at the floor.
+pub fn of_floor(part: Option<f64>) -> String {
+    percent(part.map(|part| part.min(1.0)))
+}
+
 /// A part of a whole in percent, or a dash where there is no whole.
 pub fn percent(part: Option<f64>) -> String {
     let text =
@@ -105,6 +110,7 @@ mod tests {
         assert_eq!(bytes(33.03e6), "33.0 MB");
         assert_eq!(bytes(12.0), "12 bytes");
         assert_eq!([Some(0.1234), Some(1.2), None].map(percent), ["12.3 %", "120 %", "-"]);
+        assert_eq!([Some(0.1234), Some(1.2), None].map(of_floor), ["12.3 %", "100 %", "-"]);
         assert_eq!(seconds_between(0.0123, 0.5), "12.3…500 ms");
         assert_eq!(seconds_between(5e-4, 0.5), "500 µs…500 ms");
     }
