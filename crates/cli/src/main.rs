@@ -131,6 +131,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // What a shell reports for any program whose reader went away.
         Err(Error::PipeClosed) => ExitCode::from(141),
+        Err(error @ Error::Interrupted { .. }) => {
+            console::complain(&error);
+            ExitCode::from(bench::INTERRUPTED)
+        }
         Err(error @ (Error::OldSpelling { .. } | Error::CannotCheck { .. })) => {
             console::complain(&error);
             ExitCode::from(2)
