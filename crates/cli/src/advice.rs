@@ -82,8 +82,11 @@ mod tests {
     #[test]
     fn there_is_advice_against_whatever_the_models_say() {
         let engine = Engine::new(Options { threads: Some(2), ..Options::default() }).unwrap();
-        let cases = [Suite::Dual, Suite::Group, Suite::Decode].into_iter().flat_map(suite);
-        let problems: Vec<Problem> = cases.map(|case| case.problem().unwrap()).collect();
+        let problems: Vec<Problem> = [Suite::Dual, Suite::Group, Suite::Decode]
+            .into_iter()
+            .flat_map(|of| suite(of).into_iter().step_by(3))
+            .map(|case| case.problem().unwrap())
+            .collect();
         for problem in &problems {
             let plan = Plan::best(problem.clone(), &engine.backends(), &Request::default(), 2).unwrap();
             for way in plan.considered() {
@@ -91,7 +94,7 @@ mod tests {
                 assert!(against(bound).is_some() || bound == "simulating", "nothing is said against {bound:?}");
             }
         }
-        for device in ["h200", "a100", "b200", "rtx5090", "rtx4090"] {
+        for device in ["h200", "a100", "b200", "rtx5090"] {
             let facts = Facts::named(device).unwrap();
             for problem in &problems {
                 let bounds = crate::predict::bounds(problem, &facts).unwrap();
