@@ -42,8 +42,9 @@ impl Table {
 /// A duration with three significant digits.
 pub fn seconds(seconds: f64) -> String {
     let (value, unit) = match seconds {
-        s if s >= 1.0 => (s, "s"),
-        s if s >= 1e-3 => (s * 1e3, "ms"),
+        // What would be rounded to a thousand has the larger unit.
+        s if s >= 0.9995 => (s, "s"),
+        s if s >= 0.9995e-3 => (s * 1e3, "ms"),
         s => (s * 1e6, "µs"),
     };
     format!("{} {unit}", three_digits(value))
@@ -104,7 +105,9 @@ mod tests {
 
     #[test]
     fn numbers_keep_three_significant_digits() {
-        for (value, text) in [(0.0123, "12.3 ms"), (1.5, "1.50 s"), (2.5e-6, "2.50 µs"), (123.4, "123 s")] {
+        for (value, text) in
+            [(0.0123, "12.3 ms"), (1.5, "1.50 s"), (2.5e-6, "2.50 µs"), (123.4, "123 s"), (0.9996e-3, "1.00 ms")]
+        {
             assert_eq!(seconds(value), text);
         }
         assert_eq!(bytes(33.03e6), "33.0 MB");

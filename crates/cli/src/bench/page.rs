@@ -139,10 +139,9 @@ fn chart(block: &Block<'_>) -> String {
     let mut text = format!("<h3>{}</h3>\n<p class=\"fine\">{}</p>\n", escape(block.problem), escape(&about));
     for clock in clocks(block) {
         let lines = || block.lines.iter().filter(|line| line.row.clock == clock);
-        let floor = lines().find_map(|line| line.row.floor);
         text += &format!("<h4>{clock}</h4>\n");
         text.extend(lines().map(|line| {
-            let (label, class) = (escape(&label(line)), class(line));
+            let (label, class, floor) = (escape(&label(line)), class(line), floor(block, line));
             format!(
                 "<div class=\"row plain {class}\"><div>{label}</div><div>{}</div><div class=\"figures\">{}</div></div>\n",
                 time(line.row, floor).bar(&format!("{label}: {}", table::seconds(line.row.times.median)), scale),
@@ -159,6 +158,12 @@ fn label(line: &Line<'_>) -> String {
 
 fn class(line: &Line<'_>) -> &'static str {
     if line.beside.is_some() { "beside" } else { "ours" }
+}
+
+/// A row's floor: its record's own, else that of the first row of the same problem and clock that has one.
+fn floor(block: &Block<'_>, line: &Line<'_>) -> Option<f64> {
+    let same = block.lines.iter().filter(|other| other.row.clock == line.row.clock);
+    line.row.floor.or_else(|| same.into_iter().find_map(|other| other.row.floor))
 }
 
 /// What is drawn of a row.
@@ -206,16 +211,17 @@ fn numbers(blocks: &[Block<'_>]) -> String {
         let range = times.range().map_or("—".to_owned(), |((low, high), half)| {
             format!("{}…{}{}", table::seconds(low), table::seconds(high), if half { "" } else { " (eight tenths)" })
         });
-        let reached = row.floor.map(|floor| format!("{:.0} %", of_floor(floor, times.median)));
+        let floor = floor(block, line);
+        let reached = floor.map(|floor| format!("{:.0} %", of_floor(floor, times.median)));
         let known = |text: Option<String>| text.unwrap_or_else(|| "—".to_owned());
         rows.push([
             escape(&row.problem),
-            escape(&label(line)),
+            format!("<span class=\"nowrap\">{}</span>", escape(&label(line))),
             row.clock.to_owned(),
             seconds(Some(times.median)),
             seconds(times.best),
             range,
-            seconds(row.floor),
+            seconds(floor),
             known(reached),
             known(ratio(block, line).map(|ratio| format!("{ratio:.2}"))),
             known(times.samples.map(|samples| samples.to_string())),

@@ -40,7 +40,10 @@ fn the_command_line_comes_first_then_the_environment_then_the_file() {
     let told = report(&run(text, &["--threads", "2", "--seed", "3"], None));
     assert_eq!((&told["threads"], &told["seed"]), (&2.into(), &3.into()));
     let refused = run(text, &[], Some("no such backend"));
-    assert!(!refused.status.success() && stderr(&refused).contains("no such backend"), "the environment is asked first");
+    assert!(
+        !refused.status.success() && stderr(&refused).contains("no such backend"),
+        "the environment is asked first"
+    );
     let told = report(&run(text, &["--backend", "scalar"], Some("no such backend")));
     assert_eq!(told["cases"][0]["backend"], "scalar");
 }

@@ -615,8 +615,9 @@ impl AttemptReport {
 /// A duration with three significant digits.
 fn seconds(seconds: f64) -> String {
     let (value, unit) = match seconds {
-        s if s >= 1.0 => (s, "s"),
-        s if s >= 1e-3 => (s * 1e3, "ms"),
+        // What would be rounded to a thousand has the larger unit.
+        s if s >= 0.9995 => (s, "s"),
+        s if s >= 0.9995e-3 => (s * 1e3, "ms"),
         s => (s * 1e6, "µs"),
     };
     let decimals = if value >= 99.95 {

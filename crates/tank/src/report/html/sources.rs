@@ -18,9 +18,11 @@ pub fn examination(report: &Report) -> String {
         .map(|attempt| {
             let found = attempt.examined.as_ref();
             let precision = found.map_or("—".to_owned(), |found| {
-                let theirs =
-                    found.champion_precision.map(|p| format!(", the champion {:.3}", p.rms)).unwrap_or_default();
-                format!("{:.3}{theirs}", found.precision.rms)
+                let theirs = found
+                    .champion_precision
+                    .map(|p| format!(", the champion’s {:.1} %", 100.0 * p.rms))
+                    .unwrap_or_default();
+                format!("{:.1} %{theirs}", 100.0 * found.precision.rms)
             });
             let passed = found.map_or("not examined", |found| if found.passed() { "right" } else { "not right" });
             vec![
@@ -33,8 +35,8 @@ pub fn examination(report: &Report) -> String {
             ]
         })
         .collect();
-    let about = "<p class=\"fine\">Nothing is timed that is not right. Errors are root mean squares against float64, as parts of what is allowed.</p>\n";
-    let head = ["pitch", "examined", ">problems", ">elements", ">errors", "deal"];
+    let about = "<p class=\"fine\">Nothing is timed that is not right. Errors are root mean squares against float64, in percent of the derived bound.</p>\n";
+    let head = ["pitch", "examined", ">problems", ">elements", ">errors of the bound", "deal"];
     format!("{about}{}", table(&head, &rows))
 }
 
