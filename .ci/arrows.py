@@ -37,7 +37,8 @@ ARROWS = {
 }
 # The simulator is for tests and the command line: whoever embeds the library does not build it.
 OPTIONAL = {("gpu", "sim")}
-# The referee and the tank's game know no operation: only the folder of this one and the registry beside it may have its words, or call what computes it.
+# The referee and the tank's game know no operation: only the folder of this one and the registry beside it may have its
+# words, or call what computes it.
 OPERATION = Path("crates/tank/src/operations/dual_gemm")
 WORDS = re.compile(r"nvfp4|dual.?gemm|silu|e2m1|e4m3|ping.?pong|dequant", re.IGNORECASE)
 NEUTRAL = {"Error", "Team", "cpu", "machine"}

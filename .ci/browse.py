@@ -3,11 +3,12 @@
 
 Usage: browse.py [PAGES.json] [--pictures FOLDER]
 
-PAGES.json says of each kind where its page lies, what it must say and what must be drawn on it. A page fails if any of that
-is missing or has no size; if a section that its contents name is missing or empty; if it is wider than a telephone's
-screen, a desk's or a sheet of paper; if a label is cut off, or lies on another one; if text has too little contrast in the
-light or in the dark; if dark looks like light; or if anything is fetched, logged, thrown or run. --pictures keeps
-screenshots to look at. Speaks the DevTools protocol through a pipe, so it needs nothing but Python and Chromium.
+PAGES.json says of each kind where its page lies, what it must say and what must be drawn on it. A page fails if any of
+that is missing or has no size; if a section that its contents name is missing or empty; if it is wider than a
+telephone's screen, a desk's or a sheet of paper; if a label is cut off, or lies on another one; if text has too little
+contrast in the light or in the dark; if dark looks like light; or if anything is fetched, logged, thrown or run.
+--pictures keeps screenshots to look at. Speaks the DevTools protocol through a pipe, so it needs nothing but Python and
+Chromium.
 """
 
 import argparse
@@ -93,7 +94,8 @@ class Browser:
         self.receive_end, from_browser = os.pipe()
 
         def wire():
-            # The protocol's pipes are file descriptors 3 and 4. They are moved out of the way first, lest one lies on the other.
+            # The protocol's pipes are file descriptors 3 and 4. They are moved out of the way first, lest one lies on
+            # the other.
             source, sink = os.dup(to_browser), os.dup(from_browser)
             high = [os.dup2(source, 100), os.dup2(sink, 101)]
             os.dup2(high[0], 3)

@@ -1,4 +1,5 @@
-"""NaN and infinity in tokens, logits and weights: their row's results are what torch's arithmetic makes of them, and no other row knows."""
+"""NaN and infinity in tokens, logits and weights: their row's results are what torch's arithmetic makes of them, and no
+other row knows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""NVFP4 checkpoints in transformers: models written by ModelOpt and compressed-tensors themselves (``data/make.py``), held against the same models with weights expanded."""
+"""NVFP4 checkpoints in transformers: models written by ModelOpt and compressed-tensors themselves (``data/make.py``),
+held against the same models with weights expanded."""
 
 import copy
 import json
@@ -97,7 +98,8 @@ def memory(field):
 
 
 def random_llama(folder):
-    """A checkpoint in ModelOpt's layout that is large beside what else a process takes, and the bytes of its packed weights."""
+    """A checkpoint in ModelOpt's layout that is large beside what else a process takes, and the bytes of its packed
+    weights."""
     hidden, inner, layers = 1024, 4096, 4
     settings = json.loads((DATA / "modelopt_llama/config.json").read_text())
     settings.update(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, head_dim=64)
@@ -129,7 +131,8 @@ def test_no_expanded_copy_is_made(tmp_path):
     before = memory("VmRSS")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     model.generate(TOKENS, max_new_tokens=2, do_sample=False)
-    # The file's pages and the packed weights, and as much again for all else: expanded weights alone would be 3.6 times as much.
+    # The file's pages and the packed weights, and as much again for all else: expanded weights alone would be 3.6 times
+    # as much.
     used = memory("VmHWM") - before
     assert used < 3 * packed, f"{used / packed:.2f} times the packed weights"
 

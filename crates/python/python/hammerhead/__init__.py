@@ -8,7 +8,9 @@
 >>> weights(some(3, 64)).shape                               # tokens in, one row for each out
 (3, 40)
 
-Whole layers are :class:`Linear`, :class:`Mlp` and :class:`Experts`, and :class:`Fp8Linear` is what stands beside them in mixed models. Arrays are numpy's or torch's, and results are of the kind of the tokens. Nothing is rounded but sums, the gate and the output.
+Whole layers are :class:`Linear`, :class:`Mlp` and :class:`Experts`, and :class:`Fp8Linear` is what stands beside them in
+mixed models. Arrays are numpy's or torch's, and results are of the kind of the tokens. Nothing is rounded but sums, the
+gate and the output.
 """
 
 from hammerhead._adapters import Adapter, Adapters, LowRank
