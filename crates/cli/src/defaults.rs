@@ -1,5 +1,5 @@
-//! Defaults for options, from one file: `config.toml` in the folder `hammerhead` of the user's configuration, or the file
-//! that `HAMMERHEAD_CONFIG` names; `off` reads none.
+//! Defaults for options, from one file: `config.toml` in the folder `hammerhead` of the user's configuration, or the
+//! file that `HAMMERHEAD_CONFIG` names; `off` reads none.
 //!
 //! A key is the long name of an option that takes a value. One at the top holds for every command that has such an
 //! option; one in a table, `[bench]` or `[tank.play]`, for that command alone. What the command line says comes first,
