@@ -449,7 +449,7 @@ fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
             table::of_floor(row.of_floor),
             row.computed.types(),
             planned.backend_text(),
-            table::percent(Some(*max_error_of_bound)),
+            table::of_bound(*max_error_of_bound),
             if row.passed { format!("ok{sample}") } else { "WRONG".to_owned() },
         ]);
     }

@@ -345,7 +345,10 @@ fn tell(wish: &Wish<'_>, report: &Report, failed: Option<usize>) -> Result<()> {
     let shared = if report.shared { " and a shared one" } else { "" };
     let end = match (&report.output, failed) {
         (Some(path), _) => format!("→ {path}"),
-        (None, None) => format!("right in {} elements, {:.2} of the bound", report.compared, report.max_error_of_bound),
+        (None, None) => {
+            let part = table::of_bound(report.max_error_of_bound);
+            format!("right in {} elements, the largest error {part} of the bound", report.compared)
+        }
         (None, Some(failed)) => format!("WRONG in {failed} of {} elements", report.compared),
     };
     let text = format!(

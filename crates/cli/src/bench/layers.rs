@@ -274,7 +274,7 @@ pub fn table(record: &LayerRecord) -> String {
             table::of_floor(case.cold_of_floor),
             format!("{}/{}/{}", case.activation, case.gate, case.output),
             case.backend.clone(),
-            table::percent(Some(case.max_error_of_bound)),
+            table::of_bound(case.max_error_of_bound),
         ]);
     }
     table.text()

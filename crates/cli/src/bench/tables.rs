@@ -26,7 +26,7 @@ pub fn host(record: &HostRecord) -> String {
             table::three_digits(case.computed.flops / case.warm.median / 1e9),
             case.computed.types(),
             case.computed.planned.backend_text(),
-            table::percent(Some(case.computed.max_error_of_bound)),
+            table::of_bound(case.computed.max_error_of_bound),
         ]);
     }
     let mut text = table.text();
@@ -98,7 +98,7 @@ pub fn device(record: &DeviceRecord) -> String {
             table::three_digits(case.computed.flops / case.burst.median / 1e12),
             case.computed.types(),
             case.computed.planned.backend.to_owned(),
-            table::percent(Some(case.computed.max_error_of_bound)),
+            table::of_bound(case.computed.max_error_of_bound),
         ]);
     }
     table.text()

@@ -90,8 +90,8 @@ pub fn calibration(report: &Report) -> String {
     format!(
         "<p class=\"fine\">Over the whole ledger. Said over found above 1 is too much promised; intervals should hold 80 %; \
          a Brier score of 0 is perfect and 0.25 a coin.</p>\n<h3>Contestants</h3>\n{}<h3>Sharks</h3>\n{}",
-        table(&head, &rows(&report.contestants)),
-        table(&head, &rows(&report.sharks))
+        table(&head, rows(&report.contestants)),
+        table(&head, rows(&report.sharks))
     )
 }
 

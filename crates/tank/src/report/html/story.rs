@@ -41,7 +41,8 @@ fn headline(report: &Report) -> String {
             escape(name)
         ),
         _ => format!(
-            "<p class=\"headline\"><strong>1×</strong>: nothing beat the baseline</p>\n<p>Champion: <strong>the baseline</strong>, <code>{}</code>.</p>\n",
+            "<p class=\"headline\"><strong>1×</strong>: {}</p>\n<p>Champion: <strong>the baseline</strong>, <code>{}</code>.</p>\n",
+            if report.closed.is_some() { "nothing beat the baseline" } else { "nothing has beaten the baseline yet" },
             escape(&report.baseline)
         ),
     }
