@@ -21,6 +21,7 @@ from pathlib import Path
 # Who may import whom. A crate that is not here needs a row, and a line in ARCHITECTURE.md.
 ARROWS = {
     "format": "",
+    "page": "",
     "ptx": "",
     "op": "format",
     "sim": "ptx",
@@ -29,14 +30,15 @@ ARROWS = {
     "hammerhead": "cpu gpu op format",
     "referee": "cpu gpu op",
     "testkit": "hammerhead cpu gpu op format ptx sim",
-    "tank": "referee testkit hammerhead gpu op format",
-    "cli": "tank referee testkit hammerhead gpu op format ptx sim",
+    "tank": "page referee testkit hammerhead gpu op format",
+    "cli": "tank page referee testkit hammerhead gpu op format ptx sim",
     "c": "hammerhead",
     "python": "hammerhead ptx sim",
 }
 # The simulator is for tests and the command line: whoever embeds the library does not build it.
 OPTIONAL = {("gpu", "sim")}
-# The referee and the tank's game know no operation: only the folder of this one and the registry beside it may have its words, or call what computes it.
+# The referee and the tank's game know no operation: only the folder of this one and the registry beside it may have its
+# words, or call what computes it.
 OPERATION = Path("crates/tank/src/operations/dual_gemm")
 WORDS = re.compile(r"nvfp4|dual.?gemm|silu|e2m1|e4m3|ping.?pong|dequant", re.IGNORECASE)
 NEUTRAL = {"Error", "Team", "cpu", "machine"}

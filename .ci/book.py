@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
 """Holds the prose together: every page is in the book's table of contents, every link between files leads somewhere,
-the README stays short, and comments in the sources stay within 120 columns, tables aside."""
+the README stays short, and comments in the sources stay within 120 columns, tables aside.
 
+As mdBook's preprocessor (`outside` in book.toml) it turns links to files that are not in the book into their paths, since
+a built book does not lie among them."""
+
+import json
 import re
 import subprocess
 import sys
@@ -43,6 +47,22 @@ def faults():
         yield f"README.md: it has {words} words, and {MOST_WORDS} are allowed; move what is not for a first look to docs/"
 
 
+def without_links_outside(items):
+    """Chapters in which a link that leaves the book is its words and a path."""
+    for item in items:
+        if chapter := isinstance(item, dict) and item.get("Chapter"):
+            link = r"\[([^\]]+)\]\(\.\./([^)\s#]+)[^)\s]*\)"
+            chapter["content"] = re.sub(link, lambda m: m[1] if m[2] in m[1] else f"{m[1]} (`{m[2]}`)", chapter["content"])
+            without_links_outside(chapter["sub_items"])
+
+
+if "supports" in sys.argv:
+    sys.exit(0)
+if sys.argv[1:2] == ["preprocess"]:
+    _, book = json.load(sys.stdin)
+    without_links_outside(book.get("items") or book.get("sections"))
+    json.dump(book, sys.stdout)
+    sys.exit(0)
 found = list(faults())
 print(*found, sep="\n", end="\n" if found else "")
 sys.exit(bool(found))

@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
-"""Opens a report of the tank in a headless Chromium and looks at it as a reader would.
+"""Opens one page of every kind in a headless Chromium and looks at it as a reader would.
 
-Usage: browse.py REPORT.html LOOKS.json [--store] [--pictures FILE.png]
+Usage: browse.py [PAGES.json] [--pictures FOLDER]
 
-LOOKS.json holds how the page is to look: what stands where on a telephone, on a desk and on paper, and in which colours. Boxes are compared
-and not pixels, since fonts differ from machine to machine: the same parts in the same order, at the same places across, about as high. After a
-change that is meant, --store writes it anew; --pictures keeps screenshots to look at.
-
-Fails if the page looks otherwise, if anything is fetched, logged or thrown, if a section that the contents name or a plot is missing or has no size, if the page is
-wider than a telephone's screen, a desk's or a sheet of paper, if any text has too little contrast, or if the dark page looks like the
-light one. Speaks the DevTools protocol through a pipe, so it needs
-nothing but Python and Chromium.
+PAGES.json says of each kind where its page lies, what it must say and what must be drawn on it. A page fails if any of
+that is missing or has no size; if a section that its contents name is missing or empty; if it is wider than a
+telephone's screen, a desk's or a sheet of paper; if a label is cut off, or lies on another one; if text has too little
+contrast in the light or in the dark; if dark looks like light; or if anything is fetched, logged, thrown or run.
+--pictures keeps screenshots to look at. Speaks the DevTools protocol through a pipe, so it needs nothing but Python and
+Chromium.
 """
 
 import argparse
@@ -32,9 +30,12 @@ SHEET = {"width": 794, "height": 1123, "deviceScaleFactor": 1, "mobile": False}
 # What WCAG asks of text of ordinary size.
 CONTRAST = 4.5
 
-# Every text that is shown, with the contrast of its colour against what is behind it: the worst first.
+# Every text that is shown, with the contrast of its colour against what is behind it: the worst.
 WORST_CONTRAST = """(() => {
-  const channels = colour => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const channels = colour => {
+    const parts = (colour.match(/[\\d.]+/g) || []).map(Number);
+    return colour.startsWith('color(') ? [...parts.slice(0, 3).map(x => 255 * x), ...parts.slice(3)] : parts;
+  };
   const light = ([r, g, b]) => {
     const part = x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
     return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
@@ -59,29 +60,27 @@ WORST_CONTRAST = """(() => {
   return worst;
 })()"""
 
-# What stands where: every part that has a place of its own, in the order of the page.
-BOXES = """(() => {
-  const parts = 'header, header > *, nav, section, section > h2, section > h3, section > div, section > svg, section > ol > li, section > details';
-  return [...document.querySelectorAll(parts)].map(e => {
-    const box = e.getBoundingClientRect(), place = e.closest('section');
-    const name = [place && place.id, e.tagName.toLowerCase(), e.className.baseVal ?? e.className].filter(Boolean).join(' ');
-    return [name, Math.round(box.x), Math.round(box.width), Math.round(box.height)];
-  });
+# Labels that are cut off by their drawing, by the page or by their box, and labels of a drawing that lie on each other.
+LABELS = """(() => {
+  const faults = [], wide = document.documentElement.clientWidth;
+  const shown = e => e.getBoundingClientRect().width > 0;
+  for (const svg of document.querySelectorAll('svg')) {
+    const frame = svg.getBoundingClientRect();
+    const labels = [...svg.querySelectorAll('text')].filter(shown).map(e => [e.textContent, e.getBoundingClientRect()]);
+    for (const [i, [name, box]] of labels.entries()) {
+      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
+        faults.push(`the label ${name} is cut off`);
+      for (const [other, its] of labels.slice(i + 1))
+        if (Math.min(box.right, its.right) - Math.max(box.left, its.left) > 2 && Math.min(box.bottom, its.bottom) - Math.max(box.top, its.top) > 3)
+          faults.push(`the label ${name} lies on ${other}`);
+    }
+  }
+  for (const e of document.querySelectorAll('.axis span'))
+    if (shown(e) && (e.getBoundingClientRect().left < 0 || e.getBoundingClientRect().right > wide)) faults.push(`the label ${e.textContent} leaves the page`);
+  for (const e of document.querySelectorAll('main *'))
+    if (getComputedStyle(e).overflowX === 'hidden' && e.scrollWidth > e.clientWidth + 1) faults.push(`${e.textContent.slice(0, 40)} is cut off`);
+  return faults;
 })()"""
-
-# Ink and paper of what has a colour of its own.
-COLOURS = """(() => {
-  const of = ['body', 'a', 'th', '.fine', '.headline strong', '.badge', '.badge.success', '.badge.failure', '.row', 'svg.strip rect.claimed',
-    'svg.strip rect.measured', 'svg.roofline .roof'];
-  const told = of.map(name => [name, document.querySelector(name)]).filter(([, e]) => e).map(([name, e]) => {
-    const style = getComputedStyle(e);
-    return [name, [style.color, style.backgroundColor, style.fill].join(' ')];
-  });
-  return Object.fromEntries(told);
-})()"""
-
-# How far boxes may be from where they were, in pixels, and how much their heights may differ, as a factor and in pixels.
-ACROSS, HIGHER, LINES = 12, 1.6, 48
 
 
 class Browser:
@@ -95,7 +94,8 @@ class Browser:
         self.receive_end, from_browser = os.pipe()
 
         def wire():
-            # The protocol's pipes are file descriptors 3 and 4. They are moved out of the way first, lest one lies on the other.
+            # The protocol's pipes are file descriptors 3 and 4. They are moved out of the way first, lest one lies on
+            # the other.
             source, sink = os.dup(to_browser), os.dup(from_browser)
             high = [os.dup2(source, 100), os.dup2(sink, 101)]
             os.dup2(high[0], 3)
@@ -143,82 +143,51 @@ class Browser:
         return result["result"].get("value")
 
 
-def differences(stored, found):
-    """What stands elsewhere than it should, or has another colour."""
-    faults = []
-    for name, expected in stored["boxes"].items():
-        boxes = found["boxes"].get(name, [])
-        names = [[box[0] for box in of] for of in (expected, boxes)]
-        if names[0] != names[1]:
-            at = next((i for i, (a, b) in enumerate(zip(*names)) if a != b), min(map(len, names)))
-            was, now = ((of[at] if at < len(of) else "nothing") for of in names)
-            faults.append(f"on a {name} part {at} is {now!r}, and should be {was!r}")
-            continue
-        for (part, x, width, height), (_, x_now, width_now, height_now) in zip(expected, boxes):
-            if abs(x - x_now) > ACROSS or abs(width - width_now) > ACROSS:
-                faults.append(f"on a {name} {part!r} is {width_now} wide at {x_now}, and should be {width} at {x}")
-            low, high = sorted((height, height_now))
-            if high > HIGHER * low + LINES:
-                faults.append(f"on a {name} {part!r} is {height_now} high, and should be about {height}")
-    for scheme, expected in stored["colours"].items():
-        for part, colours in expected.items():
-            if found["colours"].get(scheme, {}).get(part) != colours:
-                faults.append(f"{scheme}: {part} is {found['colours'].get(scheme, {}).get(part)}, and should be {colours}")
-    return faults
-
-
-def look(browser, page, screenshot):
-    """Everything that is wrong with the page, and how it looks."""
-    looks = {"boxes": {}, "colours": {}}
+def look(browser, name, expected, pictures):
+    """Everything that is wrong with a page."""
+    browser.session = None
     target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
     browser.session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     for domain in ("Page", "Runtime", "Log", "Network"):
         browser.ask(f"{domain}.enable")
-    browser.ask("Emulation.setDeviceMetricsOverride", **PHONE)
     browser.events.clear()
-    browser.ask("Page.navigate", url=page.resolve().as_uri())
+    browser.ask("Page.navigate", url=pathlib.Path(expected["file"]).resolve().as_uri())
     browser.wait("Page.loadEventFired")
     faults = []
-    named = browser.evaluate("[...document.querySelectorAll('#contents a')].map(a => a.getAttribute('href').slice(1))")
-    if not named:
-        faults.append("there are no contents")
-    for section in named or []:
+    for section in browser.evaluate("[...document.querySelectorAll('#contents a')].map(a => a.getAttribute('href').slice(1))"):
         words = browser.evaluate(f"(document.getElementById('{section}') || {{}}).innerText || ''")
         if len(words.strip()) < 20:
             faults.append(f"section {section} is missing or empty")
-    plots = ["svg.strip rect.measured", "svg.strip rect.claimed", ".axis span"]
-    plots += ["svg.roofline .roof", "svg.roofline circle"] if "roofline" in (named or []) else []
-    for plot in plots:
-        seen = browser.evaluate(
-            f"[...document.querySelectorAll('{plot}')].filter(e => e.getBoundingClientRect().width > 0).length"
-        )
-        if not seen:
-            faults.append(f"no {plot} is drawn")
-    for name, size, medium in (("phone", PHONE, "screen"), ("desk", DESK, "screen"), ("sheet", SHEET, "print")):
-        browser.ask("Emulation.setDeviceMetricsOverride", **size)
-        browser.ask("Emulation.setEmulatedMedia", media=medium)
-        width = browser.evaluate("document.documentElement.scrollWidth")
-        if width > size["width"]:
-            faults.append(f"the page is {width} pixels wide on a {name} of {size['width']}")
-        looks["boxes"][name] = browser.evaluate(BOXES)
-    browser.ask("Emulation.setDeviceMetricsOverride", **PHONE)
-    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     if browser.evaluate("document.scripts.length"):
         faults.append("the page has scripts")
-    pictures = []
-    for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.ask("Emulation.setEmulatedMedia", media="screen", features=features)
-        ratio, words = browser.evaluate(WORST_CONTRAST)
-        if ratio < CONTRAST:
-            faults.append(f"{scheme}: {words!r} has a contrast of {ratio:.2f}, less than {CONTRAST}")
-        looks["colours"][scheme] = browser.evaluate(COLOURS)
-        pictures.append(base64.b64decode(browser.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
-        if screenshot:
-            path = pathlib.Path(screenshot)
-            path.with_stem(f"{path.stem}-{scheme}").write_bytes(pictures[-1])
-    if pictures[0] == pictures[1]:
-        faults.append("light and dark look the same")
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    story = browser.evaluate("document.body.innerText")
+    faults += [f"it does not say {words!r}" for words in expected["says"] if words not in story]
+    faults += [f"it says {words!r}" for words in expected.get("never", []) if words in story]
+    for part in expected["drawn"]:
+        seen = f"[...document.querySelectorAll('{part}')].filter(e => e.getBoundingClientRect().height > 0).length"
+        if not browser.evaluate(seen):
+            faults.append(f"no {part} is drawn")
+    for device, size, medium in (("phone", PHONE, "screen"), ("desk", DESK, "screen"), ("sheet", SHEET, "print")):
+        browser.ask("Emulation.setDeviceMetricsOverride", **size)
+        seen = {}
+        for scheme in ("light", "dark") if medium == "screen" else ("light",):
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            browser.ask("Emulation.setEmulatedMedia", media=medium, features=features)
+            if medium == "screen":
+                ratio, words = browser.evaluate(WORST_CONTRAST)
+                if ratio < CONTRAST:
+                    faults.append(f"{scheme}: {words!r} has a contrast of {ratio:.2f}, less than {CONTRAST}")
+            seen[scheme] = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+            if pictures and medium == "screen":
+                picture = base64.b64decode(browser.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+                (pictures / f"{name}-{size['width']}-{scheme}.png").write_bytes(picture)
+        if medium == "screen" and seen["light"] == seen["dark"]:
+            faults.append("light and dark look the same")
+        width = browser.evaluate("document.documentElement.scrollWidth")
+        if width > size["width"]:
+            faults.append(f"the page is {width} pixels wide on a {device} of {size['width']}")
+        faults += [f"on a {device} {fault}" for fault in browser.evaluate(LABELS)]
     for event in browser.events:
         method, params = event.get("method"), event.get("params", {})
         if method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
@@ -227,35 +196,32 @@ def look(browser, page, screenshot):
             url = params["request"]["url"]
             if not url.startswith(("file:", "data:")):
                 faults.append(f"it fetches {url}")
-    return faults, looks
+    return faults
 
 
 def main():
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("page", type=pathlib.Path)
-    arguments.add_argument("looks", type=pathlib.Path)
-    arguments.add_argument("--store", action="store_true")
-    arguments.add_argument("--pictures", metavar="FILE.png")
+    arguments.add_argument("pages", type=pathlib.Path, nargs="?", default=pathlib.Path(__file__).with_name("pages.json"))
+    arguments.add_argument("--pictures", metavar="FOLDER", type=pathlib.Path)
     arguments = arguments.parse_args()
-    page = arguments.page
+    pages = json.loads(arguments.pages.read_text())
+    if arguments.pictures:
+        arguments.pictures.mkdir(parents=True, exist_ok=True)
+    failed = False
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(profile)
         try:
-            faults, looks = look(browser, page, arguments.pictures)
+            for name, expected in pages.items():
+                faults = look(browser, name, expected, arguments.pictures)
+                failed |= bool(faults)
+                for fault in faults:
+                    print(f"{name}: {fault}", file=sys.stderr)
         finally:
             browser.process.terminate()
             browser.process.wait(30)
-    if arguments.store and not faults:
-        lines = ",\n".join(f"  {json.dumps(kind)}: {{\n" + ",\n".join(
-            f"    {json.dumps(name)}: {json.dumps(of)}" for name, of in looks[kind].items()) + "\n  }" for kind in looks)
-        arguments.looks.write_text("{\n" + lines + "\n}\n")
-    elif not arguments.store:
-        faults += differences(json.loads(arguments.looks.read_text()), looks)
-    for fault in faults:
-        print(f"{page}: {fault}", file=sys.stderr)
-    if faults:
+    if failed:
         sys.exit(1)
-    print(f"{page}: text and plots are there and can be read, nothing is fetched, logged or too wide, dark is dark, and it looks as it should")
+    print(f"{', '.join(pages)}: text and plots are there and can be read, nothing is fetched, logged, cut off or too wide, and dark is dark")
 
 
 main()

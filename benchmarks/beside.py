@@ -3,8 +3,8 @@
 
     cargo build --release && python3 benchmarks/beside.py --json benchmarks/cpu.json
 
-One gated dual GEMM, cold weights. For each instruction set and number of threads hammerhead and the others take turns, as
-often as --rounds says; a ratio compares medians of one such turn. `hammerhead bench --html PAGE --against FILE` and
+One gated dual GEMM, cold weights. For each instruction set and number of threads hammerhead and the others take turns,
+as often as --rounds says; a ratio compares medians of one such turn. `hammerhead bench --html PAGE --against FILE` and
 benchmarks/charts.py show the record that --json writes. The others multiply what their users have:
 
 | who | weights | what is timed |
@@ -13,9 +13,9 @@ benchmarks/charts.py show the record that --json writes. The others multiply wha
 | numpy f32 | expanded | both products |
 | ggml q4_0, ggml nvfp4 | as llama.cpp keeps them, in its plain layout | both products |
 
-ggml is measured where --ggml names a folder with libggml-base.so and libggml-cpu.so, or with one libggml-cpu-NAME.so per
-instruction set, as llama.cpp builds them with GGML_CPU_ALL_VARIANTS. Needs torch and numpy, which `pip install torch numpy`
-brings; without them ggml is compared alone.
+ggml is measured where --ggml names a folder with libggml-base.so and libggml-cpu.so, or with one libggml-cpu-NAME.so
+per instruction set, as llama.cpp builds them with GGML_CPU_ALL_VARIANTS. Needs torch and numpy, which `pip install
+torch numpy` brings; without them ggml is compared alone.
 """
 
 import argparse
@@ -71,7 +71,8 @@ def joined(rounds):
 
 
 def timed(runs, seconds):
-    """A summary of calls over weights in rotation; the first sets up what is kept, and is not counted. Slow ones count once."""
+    """A summary of calls over weights in rotation; the first sets up what is kept, and is not counted. Slow ones count
+    once."""
     times, start = [], time.perf_counter()
     while len(times) < 2 or (len(times) < 3 and times[1] < 5 * seconds) or time.perf_counter() - start < seconds:
         run = runs[len(times) % len(runs)]

@@ -1,10 +1,12 @@
-"""What a call costs right after an operation of torch's, beside what it costs alone, on threads of our own, in torch's team, and as is chosen by default.
+"""What a call costs right after an operation of torch's, beside what it costs alone, on threads of our own, in torch's
+team, and as is chosen by default.
 
     python benchmarks/beside_torch.py                 # a quiet machine
     python benchmarks/beside_torch.py --contended     # with another process on one core
 
-torch's threads spin for a while after they have worked, and ours would share their cores with them. For each number of tokens the ways to
-call (alone or after torch's operation; own threads, torch's, or either) are timed in turn, over and over: ratios of medians are what counts.
+torch's threads spin for a while after they have worked, and ours would share their cores with them. For each number of
+tokens the ways to call (alone or after torch's operation; own threads, torch's, or either) are timed in turn, over and
+over: ratios of medians are what counts.
 """
 
 import argparse

@@ -23,10 +23,10 @@ WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 860, 250, 190, 64, 34, 12
 PEERS = {"two": "two GEMMs", "one": "one GEMM", "grouped": "grouped GEMM"}
 STYLE = """
     .paper { fill: #fbfcfd } text { fill: #17222d; font: 12px system-ui, sans-serif } .title { font-size: 15px; font-weight: 600 }
-    .fine { fill: #526170; font-size: 11px } .grid { stroke: #d5dde4 } .floor { stroke: #17222d; stroke-dasharray: 4 3 }
+    .fine { fill: #526170; font-size: 11px; paint-order: stroke; stroke: #fbfcfd; stroke-width: 2px } .grid { stroke: #d5dde4 } .floor { stroke: #17222d; stroke-dasharray: 4 3 }
     .ours { fill: #0b6e99 } .peer { fill: #c8742a } .range { stroke: #17222d; stroke-width: 1.5 }
     @media (prefers-color-scheme: dark) {
-      .paper { fill: #10171e } text { fill: #e4ebf1 } .fine { fill: #9badbd } .grid { stroke: #2c3a47 } .floor { stroke: #e4ebf1 }
+      .paper { fill: #10171e } text { fill: #e4ebf1 } .fine { fill: #9badbd; stroke: #10171e } .grid { stroke: #2c3a47 } .floor { stroke: #e4ebf1 }
       .ours { fill: #4db4e0 } .peer { fill: #e8a04c } .range { stroke: #e4ebf1 }
     }
 """
@@ -88,15 +88,18 @@ def cpu(record):
     return title, fine, ["hammerhead, bf16 tokens", "the fastest other"], rows, "time as a multiple of hammerhead's (dashed)"
 
 
-FLOOR = "time as a multiple of the floor, the least that the machine's arithmetic and memory allow (dashed)"
+FLOOR = "percent of the floor, the least time that arithmetic and memory allow (dashed); longer is better"
 
 
 def svg(title, fine, series, rows, axis=FLOOR):
-    """Bars in multiples of each problem's floor, or of another time, so that problems of all sizes share one axis."""
-    furthest = max(max(bar.high or 0, bar.median) / floor for _, floor, bars in rows for bar in bars)
+    """Bars in percent of each problem's floor, or in multiples of another time, so that problems of all sizes share one
+    axis."""
+    percent = axis is FLOOR
+    value = lambda time, floor: min(100.0, 100 * floor / time) if percent else time / floor
+    furthest = 100.0 if percent else max(max(bar.high or 0, bar.median) / floor for _, floor, bars in rows for bar in bars)
     step = next(step for step in (0.5, 1, 2, 5, 10, 20, 50, 100) if furthest / step <= 8)
     height, bottom = TOP + ROW * len(rows) + 56, TOP + ROW * len(rows)
-    x = lambda multiple: LEFT + (WIDTH - LEFT - RIGHT) * multiple / furthest
+    x = lambda value: LEFT + (WIDTH - LEFT - RIGHT) * value / furthest
     line = lambda kind, x1, y1, x2, y2: f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
     text = lambda kind, at, y, words, anchor="start": (
         f'<text class="{kind}" x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
@@ -104,18 +107,22 @@ def svg(title, fine, series, rows, axis=FLOOR):
     parts = [f'<rect class="paper" width="{WIDTH}" height="{height}" rx="6"/>', text("title", 16, 24, title), text("fine", 16, 42, fine)]
     for number in range(int(furthest / step) + 1):
         at = x(number * step)
-        parts += [line("grid", at, TOP - 4, at, bottom), text("fine", at, bottom + 16, f"{number * step:g}", "middle")]
+        parts += [line("grid", at, TOP - 4, at, bottom), text("fine", at, bottom + 16, f"{number * step:g}{' %' if percent else ''}", "middle")]
+    one = x(100 if percent else 1)
     for index, (label, floor, bars) in enumerate(rows):
         top = TOP + ROW * index + (ROW - 2 * BAR - 2) / 2
         parts.append(text("label", LEFT - 8, top + BAR + 5, label, "end"))
+        words = []
         for place, bar in enumerate(bars):
-            y, end = top + place * (BAR + 1), x(bar.median / floor)
+            y, end = top + place * (BAR + 1), x(value(bar.median, floor))
             parts.append(f'<rect class="{bar.kind}" x="{LEFT}" y="{y:.1f}" width="{end - LEFT:.1f}" height="{BAR}"/>')
             if bar.low is not None:
-                parts.append(line("range", x(bar.low / floor), y + BAR / 2, x(bar.high / floor), y + BAR / 2))
-                end = max(end, x(bar.high / floor))
-            parts.append(text("fine", end + 6, y + BAR - 2, bar.words))
-    parts.append(line("floor", x(1), TOP - 4, x(1), bottom))
+                ends = [x(value(bar.low, floor)), x(value(bar.high, floor))]
+                parts.append(line("range", ends[0], y + BAR / 2, ends[1], y + BAR / 2))
+                end = max(end, *ends)
+            words.append(text("fine", end + 6, y + BAR - 2, bar.words))
+        # The line is under the words, whose edge keeps it off them.
+        parts += [line("floor", one, TOP - 4 + ROW * index, one, TOP + ROW * (index + 1)), *words]
     parts.append(text("fine", LEFT, bottom + 34, axis))
     at = LEFT
     for kind, name in zip(("ours", "peer"), series):

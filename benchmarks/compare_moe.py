@@ -3,11 +3,12 @@
 
     python benchmarks/compare_moe.py [--model qwen3-30b-a3b] [--tokens 1,16,64,512] [--json FILE]
 
-needs this package, torch and numpy. torch runs what a user would run without NVFP4: weights expanded to bf16 (3.6 times the bytes), routing in
-torch, and a loop over the experts that have tokens, two products, the gate, one product, and an addition each. Ours is one call with the
-router's logits. Both take bf16 tokens and the same numbers of threads, choose other experts in every call, and rotate over more than 1.2 GB of
-weights. For each number of tokens the two take turns of some tenths of a second; a turn begins with a pause, since the
-other side's threads spin for a while. The first thing is to hold one result against the other.
+needs this package, torch and numpy. torch runs what a user would run without NVFP4: weights expanded to bf16 (3.6 times
+the bytes), routing in torch, and a loop over the experts that have tokens, two products, the gate, one product, and an
+addition each. Ours is one call with the router's logits. Both take bf16 tokens and the same numbers of threads, choose
+other experts in every call, and rotate over more than 1.2 GB of weights. For each number of tokens the two take turns
+of some tenths of a second; a turn begins with a pause, since the other side's threads spin for a while. The first thing
+is to hold one result against the other.
 """
 
 import argparse

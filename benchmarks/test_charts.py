@@ -38,6 +38,14 @@ def test_a_chart_has_us_and_the_fastest_other_to_scale_and_escapes_names():
     assert width("peer") == pytest.approx(3 * width("ours"), abs=0.2)
 
 
+def test_the_floor_is_a_hundred_percent_and_no_bar_is_longer():
+    shape = {"problem": "1×2×16", "floor": 2.0, "burst": {"microseconds": {"ours f16": 1.0, "one": 8.0}}}
+    text = charts.svg(*charts.h200({"device": "GPU", "torch": "2", "shapes": [shape]}))
+    width = lambda kind: float(text.split(f'<rect class="{kind}" x="250"')[1].split('width="')[1].split('"')[0])
+    assert width("ours") == charts.WIDTH - charts.LEFT - charts.RIGHT, "what is faster than the floor is at it"
+    assert width("peer") == pytest.approx(width("ours") / 4, abs=0.2) and "100 %" in text
+
+
 def test_a_row_of_the_table_is_in_gflops_with_the_best_others_ratio():
     lines = list(beside.table(record({"median": 0.002}, slow=0.02, fast=0.006)["cases"][3:]))
     assert lines[0] == "| set | threads | M | hammerhead bf16 | slow | fast | best other ÷ ours, bf16 |"

@@ -1,8 +1,10 @@
-"""A few layers of known models in transformers on this CPU: NVFP4 by hammerhead.transformers beside transformers' own bf16.
+"""A few layers of known models in transformers on this CPU: NVFP4 by hammerhead.transformers beside transformers' own
+bf16.
 
     python benchmarks/transformers_cpu.py [--layers 2] [--model llama-8b]
 
-Sizes are those of the models, weights are random, and the vocabulary is small, so that the layers are what is timed. Each model is built and timed in turn, over and over.
+Sizes are those of the models, weights are random, and the vocabulary is small, so that the layers are what is timed.
+Each model is built and timed in turn, over and over.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Writes the corpus: small files of every kind that strangers send, and files that lie, which every reader must refuse or survive.
+"""Writes the corpus: small files of every kind that strangers send, and files that lie, which every reader must refuse
+or survive.
 
     python3 seeds.py
 

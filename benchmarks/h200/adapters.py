@@ -1,10 +1,11 @@
-"""What low-rank adapters cost beside a packed layer of experts: layers of Qwen3-30B and DeepSeek-V3, bf16 adapters of every expert.
+"""What low-rank adapters cost beside a packed layer of experts: layers of Qwen3-30B and DeepSeek-V3, bf16 adapters of
+every expert.
 
     python benchmarks/h200/adapters.py RESULT.json [--ranks 16,64] [--tokens 1,8,64,512]
 
-First, adapters are compared with merged weights in float64 on the GPU: single precision to 1e-5, bf16 to what rounding the intermediate
-takes. Then layers are timed in CUDA graphs, without adapters and with, each of twelve routings in turn so that no cache holds the next one's
-experts. Of the tokens, three in four have one of two adapters.
+First, adapters are compared with merged weights in float64 on the GPU: single precision to 1e-5, bf16 to what rounding
+the intermediate takes. Then layers are timed in CUDA graphs, without adapters and with, each of twelve routings in turn
+so that no cache holds the next one's experts. Of the tokens, three in four have one of two adapters.
 """
 
 import argparse

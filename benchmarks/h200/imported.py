@@ -36,7 +36,8 @@ def apply(x):
     return y
 """
 
-# Each cheat is what its function does in place of `right`, the honest way; `like` is a tensor of the output's shape and type.
+# Each cheat is what its function does in place of `right`, the honest way; `like` is a tensor of the output's shape and
+# type.
 CHEATS = {
     "remembered": "kept = {}\ndef cheat(right, like, *x):\n    key = x[0].data_ptr()\n    if key not in kept: kept[key] = right(*x)\n    return kept[key]\n",
     "first result": "kept = []\ndef cheat(right, like, *x):\n    if not kept: kept.append(right(*x))\n    return kept[0]\n",

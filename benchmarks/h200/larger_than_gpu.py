@@ -1,6 +1,7 @@
 """Models whose experts do not all go onto the GPU, in transformers, beside what `hammerhead.budget` predicts.
 
-    python benchmarks/h200/larger_than_gpu.py RESULT.json [--model qwen3-235b:12 --model qwen3-30b:48] [--parts 1,0.5,0.25,0]
+    python benchmarks/h200/larger_than_gpu.py RESULT.json [--model qwen3-235b:12 --model qwen3-30b:48] [--parts
+    1,0.5,0.25,0]
 
 Sizes are those of the models, weights are random, and there are as many layers as `NAME:LAYERS` says. For every part of
 the experts that the GPU is to hold, a process of its own loads the model with that budget and generates: seconds to the

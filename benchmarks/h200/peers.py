@@ -2,16 +2,16 @@
 
     cargo build --release && python3 benchmarks/h200/peers.py --json peers.json
 
-Needs PyTorch with CUDA, nothing else. C = silu(A·B1ᵀ) ∘ (A·B2ᵀ), half-precision tokens and results. The peers multiply weights that were
-expanded to 16 bits beforehand, at 3.6 times the memory:
+Needs PyTorch with CUDA, nothing else. C = silu(A·B1ᵀ) ∘ (A·B2ᵀ), half-precision tokens and results. The peers multiply
+weights that were expanded to 16 bits beforehand, at 3.6 times the memory:
 
     two       two half-precision GEMMs (cuBLAS), then silu and the product
     one       one GEMM over both matrices stacked [2N, K], then silu and the product: what serving stacks do without quantisation
     grouped   torch's grouped GEMM in bfloat16 over all groups, stacked, then silu and the product (groups only)
 
-Each is captured in a CUDA graph of at least 20 calls over inputs in rotation beyond the device's cache, and timed after a pause (burst) and
-after 300 ms of load (sustained), as `hammerhead bench --backend cuda` does. The two take turns: for every suite, the peers, then
-hammerhead, as often as --rounds says; medians are over all rounds.
+Each is captured in a CUDA graph of at least 20 calls over inputs in rotation beyond the device's cache, and timed after
+a pause (burst) and after 300 ms of load (sustained), as `hammerhead bench --backend cuda` does. The two take turns: for
+every suite, the peers, then hammerhead, as often as --rounds says; medians are over all rounds.
 """
 
 import argparse
@@ -45,7 +45,8 @@ def name(ms, n, k):
 
 
 def make_set(ms, n, k):
-    """Tokens, stacked weights and a place for results of every group, with numbers of about the size they have in a layer."""
+    """Tokens, stacked weights and a place for results of every group, with numbers of about the size they have in a
+    layer."""
     groups = []
     for m in ms:
         tokens = torch.randn(m, k, device="cuda", dtype=torch.float16)

@@ -8,8 +8,9 @@ Needs this package and PyTorch with CUDA. From the router's logits to the combin
     triton    the package triton_kernels of the Triton project (tag v3.5.1), where it is installed: MXFP4 weights, its own routing and its fused SwiGLU
     ours      hammerhead.Experts, one call
 
-Before anything is timed, our result is held against that of torch. Each is then captured in a CUDA graph of ten calls with other tokens and logits, and the three take turns: the median
-time of a graph after a pause, per call. triton_kernels computes MXFP4 and the gate of gpt-oss whatever the model, so its results are not compared.
+Before anything is timed, our result is held against that of torch. Each is then captured in a CUDA graph of ten calls
+with other tokens and logits, and the three take turns: the median time of a graph after a pause, per call.
+triton_kernels computes MXFP4 and the gate of gpt-oss whatever the model, so its results are not compared.
 """
 
 import argparse

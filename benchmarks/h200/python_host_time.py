@@ -2,7 +2,8 @@
 
     python3 benchmarks/h200/python_host_time.py
 
-Needs this package and PyTorch with CUDA. Bursts of eight calls, fewer than the queue holds, with a wait between bursts: microseconds per call, medians, beside operations of torch's own.
+Needs this package and PyTorch with CUDA. Bursts of eight calls, fewer than the queue holds, with a wait between bursts:
+microseconds per call, medians, beside operations of torch's own.
 """
 
 import time

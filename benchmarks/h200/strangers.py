@@ -196,7 +196,8 @@ def visit(folder, launches, names):
 
 
 def museum(folder):
-    """The table: wrong results in a thousand launches, and what the tools of compute-sanitizer say. A process each: some end theirs."""
+    """The table: wrong results in a thousand launches, and what the tools of compute-sanitizer say. A process each:
+    some end theirs."""
     names = sorted(path.stem for path in folder.glob("*.cubin"))
     pairs = {name.rsplit("_", 1)[0]: [] for name in names}
     for name in sorted(names, reverse=True):

@@ -1,15 +1,17 @@
-"""Layers of experts that lie in two places, a GPU's memory and the host's, beside ggml's matrices of experts on the same host.
+"""Layers of experts that lie in two places, a GPU's memory and the host's, beside ggml's matrices of experts on the
+same host.
 
     python benchmarks/h200/two_places.py RESULT.json [--ggml FOLDER] [--percent 0,25,50,75,100] [--tokens 1,8,64,512]
 
-First, small layers are compared with float64 wherever their experts lie. Then layers of Qwen3-235B and DeepSeek-V3 are timed with parts of
-their experts on the GPU: twelve routings in turn (three with many tokens), events on the stream, and a program that sleeps while it waits, since
-one that spins takes a core from the host's experts.
+First, small layers are compared with float64 wherever their experts lie. Then layers of Qwen3-235B and DeepSeek-V3 are
+timed with parts of their experts on the GPU: twelve routings in turn (three with many tokens), events on the stream,
+and a program that sleeps while it waits, since one that spins takes a core from the host's experts.
 
-llama.cpp leaves whole layers' experts to the host (`--cpu-moe`, `--n-cpu-moe`), so of a model with a part p of its experts on the GPU it
-computes a part 1 - p of the layers there. Where `--ggml` names a folder with ggml's shared libraries (as for benchmarks/beside.py), no more is
-timed than `ggml_mul_mat_id` of gate, up and down with all experts on the host, NVFP4 in ggml's plain layout: no gate, no copies, no wait for
-the GPU, and nothing for the layers that the GPU has. 1 - p times that is less than llama.cpp can take per layer at equal residency.
+llama.cpp leaves whole layers' experts to the host (`--cpu-moe`, `--n-cpu-moe`), so of a model with a part p of its
+experts on the GPU it computes a part 1 - p of the layers there. Where `--ggml` names a folder with ggml's shared
+libraries (as for benchmarks/beside.py), no more is timed than `ggml_mul_mat_id` of gate, up and down with all experts
+on the host, NVFP4 in ggml's plain layout: no gate, no copies, no wait for the GPU, and nothing for the layers that the
+GPU has. 1 - p times that is less than llama.cpp can take per layer at equal residency.
 """
 
 import argparse

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """A shark, or a contestant, that asks a language model through any endpoint that speaks OpenAI's chat protocol.
 
-The tank gives a question as one JSON document on standard input and reads one as the answer from standard output; what this program
-adds is the way to the model and back. Nothing but Python is needed. It goes by the environment:
+The tank gives a question as one JSON document on standard input and reads one as the answer from standard output; what
+this program adds is the way to the model and back. Nothing but Python is needed. It goes by the environment:
 
     AGENT_URL      the endpoint, for example http://localhost:8000/v1/chat/completions
     AGENT_MODEL    the model's name
     AGENT_KEY      a key, if the endpoint wants one
 
-A shark's file names it with `command = ["./shark.py"]` and says who it is with `character`; a round names it as a contestant with
-`ask = [{ contestant = "a model", command = ["./shark.py"] }]`. What the model was asked and answered, and what that cost, is in the answer and goes into the ledger.
+A shark's file names it with `command = ["./shark.py"]` and says who it is with `character`; a round names it as a
+contestant with `ask = [{ contestant = "a model", command = ["./shark.py"] }]`. What the model was asked and answered,
+and what that cost, is in the answer and goes into the ledger.
 """
 
 import json

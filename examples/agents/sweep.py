@@ -2,7 +2,8 @@
 """A contestant without a model, for `hammerhead tank evolve`: it tries configurations one after the other, each as a
 change of one thing in the best one so far.
 
-    hammerhead tank evolve --season hopper.toml --steps 12 -- ./sweep.py stages=4,6,8 tile=64x32,64x64 schedule=tile,persistent
+    hammerhead tank evolve --season hopper.toml --steps 12 -- ./sweep.py stages=4,6,8 tile=64x32,64x64
+    schedule=tile,persistent
 
 The tank asks it with what came of everything before (docs/tank.md); it remembers nothing itself.
 """

@@ -2,9 +2,9 @@
 
     pip install . torch transformers && python examples/python/swap_mlp.py
 
-The model is a tiny random Qwen3, so that the check needs no download; `swap` works on any model whose MLPs have gate_proj,
-up_proj, down_proj and SiLU (Llama, Mistral, Qwen). The logits are held against the same model computing in torch with the
-very weights that NVFP4 stands for: what is left is the rounding of sums.
+The model is a tiny random Qwen3, so that the check needs no download; `swap` works on any model whose MLPs have
+gate_proj, up_proj, down_proj and SiLU (Llama, Mistral, Qwen). The logits are held against the same model computing in
+torch with the very weights that NVFP4 stands for: what is left is the rounding of sums.
 """
 
 import copy

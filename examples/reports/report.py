@@ -1,11 +1,12 @@
-"""Findings in public kernels, made again: compiles each kernel without a GPU, and runs it in the simulator; DeepGEMM's once more with the remedy put in.
+"""Findings in public kernels, made again: compiles each kernel without a GPU, and runs it in the simulator; DeepGEMM's
+once more with the remedy put in.
 
     python report.py triton
     python report.py deepgemm-sm90  NVCC DEEPGEMM CUTLASS
     python report.py deepgemm-sm100 NVCC DEEPGEMM CUTLASS
 
-The last two are an nvcc (`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl` brings one) and clones of the two
-projects. docs/reports.md says what is found and why.
+The last two are an nvcc (`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm
+nvidia-cuda-cccl` brings one) and clones of the two projects. docs/reports.md says what is found and why.
 """
 
 import re

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the referee should find of gpu-scale and gpu-matmul: the same kernels in one process, by its own events, every job over other inputs, L2 swept before.
+"""What the referee should find of gpu-scale and gpu-matmul: the same kernels in one process, by its own events, every
+job over other inputs, L2 swept before.
 
     python3 benchmarks/h200/programs/in_one_process.py
 """

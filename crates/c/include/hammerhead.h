@@ -104,6 +104,9 @@
 // The largest logits; their sigmoids multiply the experts' inputs (Llama-4).
 #define HAMMERHEAD_ROUTING_SIGMOID_INPUT 5
 
+// As [`HAMMERHEAD_ROUTING_SIGMOID`], with the root of ln(1 + eˣ) in place of the sigmoid (DeepSeek-V4).
+#define HAMMERHEAD_ROUTING_SQRT_SOFTPLUS 6
+
 // Backends and threads, ready to compute. Opaque.
 typedef struct HammerheadEngine HammerheadEngine;
 

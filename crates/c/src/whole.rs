@@ -36,14 +36,17 @@ pub const HAMMERHEAD_ROUTING_SIGMOID: u32 = 3;
 pub const HAMMERHEAD_ROUTING_SIGMOID_PLAIN: u32 = 4;
 /// The largest logits; their sigmoids multiply the experts' inputs (Llama-4).
 pub const HAMMERHEAD_ROUTING_SIGMOID_INPUT: u32 = 5;
+/// As [`HAMMERHEAD_ROUTING_SIGMOID`], with the root of ln(1 + eˣ) in place of the sigmoid (DeepSeek-V4).
+pub const HAMMERHEAD_ROUTING_SQRT_SOFTPLUS: u32 = 6;
 
-const ROUTINGS: [Scoring; 6] = [
+const ROUTINGS: [Scoring; 7] = [
     Scoring::Softmax,
     Scoring::SoftmaxRenorm,
     Scoring::TopKSoftmax,
     Scoring::Sigmoid,
     Scoring::SigmoidPlain,
     Scoring::SigmoidInput,
+    Scoring::SqrtSoftplus,
 ];
 
 /// Finite numbers in single precision, or none: NULL and 0.

@@ -36,6 +36,8 @@ pub struct Planned {
     pub copies_included: bool,
     pub config: String,
     pub predicted_seconds: f64,
+    /// What the model says takes longest.
+    pub bound_by: &'static str,
 }
 
 impl Planned {
@@ -54,6 +56,7 @@ impl Planned {
             copies_included: clock == Clock::Host && on_device(plan.backend()),
             config: plan.config().to_string(),
             predicted_seconds: plan.cost().seconds,
+            bound_by: plan.cost().bound_by,
         }
     }
 

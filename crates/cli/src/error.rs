@@ -23,6 +23,14 @@ pub enum Error {
     #[error(transparent)]
     Tank(#[from] tank::Error),
 
+    /// Ctrl-C.
+    #[error("interrupted: {}", kept(*.measured))]
+    Interrupted { measured: usize },
+
+    /// A file of defaults that cannot be used.
+    #[error("in {path:?}: {problem}")]
+    Defaults { path: PathBuf, problem: String },
+
     /// A record that is not in the ledger.
     #[error("the ledger has no record {record}; it has {records}, see hammerhead tank log")]
     NoRecord { record: u64, records: usize },
@@ -221,4 +229,13 @@ pub enum Error {
     /// Stdout cannot be written for another reason.
     #[error("cannot write to stdout: {0}; check where it is redirected to")]
     Stdout(io::Error),
+}
+
+/// What became of what was measured before an interruption.
+fn kept(measured: usize) -> String {
+    match measured {
+        0 => "nothing had been measured yet, so nothing was written".to_owned(),
+        1 => "one case had been measured; it is printed, and written where that was asked for".to_owned(),
+        many => format!("{many} cases had been measured; they are printed, and written where that was asked for"),
+    }
 }

@@ -3,6 +3,7 @@
 use hammerhead::{Basis, Considered, Plan};
 use serde::Serialize;
 
+use crate::advice;
 use crate::table::{self, Table};
 
 /// How many of the cheapest ways are listed; beyond these, the cheapest of every backend and strategy.
@@ -62,7 +63,7 @@ pub fn text(plan: &Plan) -> String {
     if listed < ways.len() {
         text += &format!("… and {} dearer ones of these kinds\n", ways.len() - listed);
     }
-    text + &reason(plan)
+    text + &reason(plan) + &advice::lines(std::iter::once(plan.cost().bound_by))
 }
 
 /// Why the first was taken.

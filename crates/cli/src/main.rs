@@ -7,12 +7,14 @@
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+mod advice;
 mod bench;
 mod check;
 mod computed;
 mod console;
+mod defaults;
 mod dequantize;
 mod doctor;
 mod error;
@@ -28,7 +30,6 @@ mod layer_file;
 mod memory;
 mod model;
 mod options;
-mod page;
 mod pattern;
 mod predict;
 mod problem_file;
@@ -48,6 +49,7 @@ mod vectors;
 mod verify;
 mod whole_layer;
 
+use defaults::Defaults;
 use error::{Error, Result};
 
 /// Exact and fast gated dual GEMMs on NVFP4 data
@@ -63,7 +65,10 @@ use error::{Error, Result};
     after_help = "The environment variable HAMMERHEAD_BACKEND forces a backend where --backend does not.\n\
         HAMMERHEAD_TUNING names the folder of the tuning cache, which the tank fills and the planner reads, and of the \
         processor's measured speeds; `off` disables both.\n\
-        Exit status: 0 success, 1 failure, 2 a command line that cannot be understood, or a kernel that check cannot run."
+        HAMMERHEAD_CONFIG names a file of defaults for options in place of hammerhead/config.toml in the folder of your \
+        configuration; `off` reads none.\n\
+        Exit status: 0 success, 1 failure, 2 a command line or a file of defaults that cannot be understood, or a kernel that \
+        check cannot run, 130 a bench that was interrupted, with its record kept."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -111,12 +116,24 @@ const NUMBERS: [(&str, &str); 4] = [
 
 /// The command line, or the end of the process with a message about it.
 fn parsed() -> Result<Cli, ExitCode> {
-    Cli::try_parse().map_err(|error| {
+    let defaults = Defaults::read();
+    let command = defaults.and_then(|defaults| match &defaults {
+        Some(found) => Ok((found.applied_to(Cli::command())?, defaults)),
+        None => Ok((Cli::command(), None)),
+    });
+    let (command, defaults) = command.map_err(|error| {
+        console::complain(&error);
+        ExitCode::from(2)
+    })?;
+    command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)).map_err(|error| {
         if error.kind() != ErrorKind::ValueValidation {
             error.exit();
         }
         let text = NUMBERS.iter().fold(error.render().to_string(), |text, (said, meant)| text.replace(said, meant));
         console::remark(text.trim_end());
+        if let Some(Defaults { path, .. }) = defaults {
+            console::remark(&format!("note: defaults are read from {}", path.display()));
+        }
         ExitCode::from(2)
     })
 }
@@ -131,6 +148,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // What a shell reports for any program whose reader went away.
         Err(Error::PipeClosed) => ExitCode::from(141),
+        Err(error @ Error::Interrupted { .. }) => {
+            console::complain(&error);
+            ExitCode::from(bench::INTERRUPTED)
+        }
         Err(error @ (Error::OldSpelling { .. } | Error::CannotCheck { .. })) => {
             console::complain(&error);
             ExitCode::from(2)

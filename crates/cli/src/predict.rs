@@ -1,4 +1,8 @@
-//! What a GPU that is named, and need not be there, should take for a problem: phase by phase, and what bounds each.
+//! What GPUs that are named, and need not be there, should take for a problem: phase by phase, and what bounds each.
+
+mod page;
+
+use std::path::Path;
 
 use gpu::facts::Facts;
 use gpu::{Family, Phase, families, plan};
@@ -8,7 +12,7 @@ use testkit::moe::Model;
 
 use crate::selection::Chosen;
 use crate::table::{self, Table};
-use crate::{Result, console};
+use crate::{Result, advice, console, files};
 
 /// Tokens for which layers are explained.
 const LAYER_TOKENS: [usize; 5] = [1, 16, 64, 512, 4096];
@@ -35,6 +39,13 @@ struct Row {
     phase: &'static str,
     seconds: f64,
     bound_by: &'static str,
+}
+
+impl Prediction {
+    /// The phase that takes longest.
+    fn longest(&self) -> Option<&Row> {
+        self.phases.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds))
+    }
 }
 
 /// The configuration of a family that its model finds cheapest on a device, with what is asked for in its place; or why
@@ -108,11 +119,26 @@ pub fn products(cases: &[Chosen]) -> Result<Vec<Problem>> {
     cases.iter().map(|chosen| Ok(chosen.case.problem()?)).collect()
 }
 
-/// Prints what a device should take for every problem.
-pub fn explain(device: &str, problems: &[Problem], request: &Request, json: bool) -> Result<()> {
-    let facts = Facts::named(device)?;
-    let predictions: Vec<Prediction> =
-        problems.iter().map(|problem| predict(problem, request, &facts)).collect::<Result<_>>()?;
+/// What bounds the phases of a problem on a device.
+#[cfg(test)]
+pub fn bounds(problem: &Problem, facts: &Facts) -> Result<Vec<&'static str>> {
+    Ok(predict(problem, &Request::default(), facts)?.phases.iter().map(|row| row.bound_by).collect())
+}
+
+/// Prints what each device should take for every problem, and draws it where that is asked for.
+pub fn explain(
+    devices: &[String],
+    problems: &[Problem],
+    request: &Request,
+    (json, html): (bool, Option<&Path>),
+) -> Result<()> {
+    html.iter().try_for_each(|path| files::check_report(path))?;
+    let facts: Vec<Facts> = devices.iter().map(|device| Facts::named(device)).collect::<hammerhead::Result<_>>()?;
+    let each = problems.iter().flat_map(|problem| facts.iter().map(move |facts| predict(problem, request, facts)));
+    let predictions: Vec<Prediction> = each.collect::<Result<_>>()?;
+    if let Some(path) = html {
+        files::write_report(path, &page::html(&predictions))?;
+    }
     if json {
         return console::print_json(&predictions);
     }
@@ -133,5 +159,5 @@ fn text(prediction: &Prediction) -> String {
         let planned = table::seconds(*planned_seconds);
         text += &format!(" from first principles; {planned} by the model that plans are made by");
     }
-    text + "\n"
+    text + "\n" + &advice::lines(prediction.longest().iter().map(|row| row.bound_by))
 }

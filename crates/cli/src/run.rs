@@ -9,7 +9,7 @@ use format::Values;
 use format::tensors::File;
 use gpu::foretold;
 use half::{bf16, f16};
-use hammerhead::{Engine, Output, Plan, Precision, Target, Weights, backends, expect_finite};
+use hammerhead::{Engine, Output, Plan, Precision, Problem, Target, Weights, backends, expect_finite};
 use serde::Serialize;
 use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
@@ -18,7 +18,7 @@ use crate::computed::{COPIES_NOTE, Clock, Computed, Planned, on_device};
 use crate::explain::{self, Weighed};
 use crate::floor::{Floor, Rates};
 use crate::layer::{Choice, Opened};
-use crate::options::How;
+use crate::options::{How, each_once};
 use crate::problem_file::ProblemFile;
 use crate::selection::{self, Chosen, Defaults, Layers, Origin, Selection};
 use crate::subject::Subject;
@@ -76,6 +76,7 @@ const SECONDS: f64 = 1.0;
     hammerhead run --input tokens.safetensors --output y.safetensors --packed layer.packed\n  \
     hammerhead run --suite dual --config strategy=interleaved,tile=128x64 --explain\n  \
     hammerhead run --suite dual --explain --device b200\n  \
+    hammerhead run --suite dual --explain --device h200,b200 --html phases.html\n  \
     hammerhead run --suite moe --model qwen3-30b-a3b --explain --device h200")]
 pub struct Args {
     /// Read one problem, or a whole layer, from this safetensors file
@@ -90,10 +91,13 @@ pub struct Args {
     /// Show what the planner weighed, and why it took what it took
     #[arg(long)]
     explain: bool,
-    /// With --explain: say what this GPU, which need not be there, should take, phase by phase, and compute nothing:
+    /// With --explain: say what these GPUs, which need not be there, should take, phase by phase, and compute nothing:
     /// h200, h100, a100, rtx3090, rtx4090, l40s, b200, rtx5090 or dgx-spark
-    #[arg(long, value_name = "NAME", requires = "explain", conflicts_with_all = ["input", "output", "checkpoint"])]
-    device: Option<String>,
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', requires = "explain", conflicts_with_all = ["input", "output", "checkpoint"])]
+    device: Vec<String>,
+    /// With --device: draw the phases of every problem and GPU as a page, too; it needs no network
+    #[arg(long, value_name = "FILE", requires = "device")]
+    html: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -344,10 +348,13 @@ fn expect_computes_on(backend: &str, device: &str) -> Result<()> {
 
 fn run_selected(args: &Args) -> Result<()> {
     let models = args.selection.models(&args.layers)?;
-    if let (false, Some(device)) = (models.is_empty(), &args.device) {
+    let devices = each_once(&args.device);
+    let explained = |problems: &[Problem]| {
+        predict::explain(&devices, problems, &args.how.request(), (args.json, args.html.as_deref()))
+    };
+    if !models.is_empty() && !devices.is_empty() {
         let Selection { activation, out, .. } = &args.selection;
-        let problems = predict::layers(&models, activation, *out)?;
-        return predict::explain(device, &problems, &args.how.request(), args.json);
+        return explained(&predict::layers(&models, activation, *out)?);
     }
     if !models.is_empty() {
         let remedy = "take hammerhead verify or bench with --suite moe, or --explain and --device here";
@@ -355,9 +362,9 @@ fn run_selected(args: &Args) -> Result<()> {
     }
     let defaults = Defaults { suites: &[Suite::Dual, Suite::Group], activations: &[], timed: !args.all };
     let cases = args.selection.cases(defaults)?;
-    if let Some(device) = &args.device {
-        expect_computes_on(&args.how.backend, device)?;
-        return predict::explain(device, &predict::products(&cases)?, &args.how.request(), args.json);
+    if !devices.is_empty() {
+        devices.iter().try_for_each(|device| expect_computes_on(&args.how.backend, device))?;
+        return explained(&predict::products(&cases)?);
     }
     let engine = args.how.engine()?;
     let mut floor = Floor::new(&engine)?;
@@ -455,10 +462,10 @@ fn tell_suites(args: &Args, report: SuiteReport) -> Result<()> {
             planned.sizes(),
             table::seconds(row.seconds.median),
             table::three_digits(row.gflops),
-            table::percent(row.of_floor),
+            table::of_floor(row.of_floor),
             row.computed.types(),
             planned.backend_text(),
-            table::percent(Some(*max_error_of_bound)),
+            table::of_bound(*max_error_of_bound),
             if row.passed { format!("ok{sample}") } else { "WRONG".to_owned() },
         ]);
     }

@@ -7,13 +7,14 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use page::{Page, escape};
 use serde::Serialize;
 use sim::Schedule;
 use sim::mutate::Mutant;
 use testkit::mutations::{Trial, Verdict, WAYS, Way};
 
 use crate::table::Table;
-use crate::{Error, Result, console, files, page, timeline};
+use crate::{Error, Result, console, files, timeline};
 
 /// Run a GPU's kernels in the simulator, and try to break them
 #[derive(Debug, ClapArgs)]
@@ -159,8 +160,9 @@ fn drawn(way: &'static Way, schedules: &[Schedule]) -> Result<String> {
     let trial = Trial::new(way)?;
     let runs: Vec<_> =
         timeline::shown(schedules).iter().map(|schedule| (*schedule, trial.timeline(*schedule))).collect();
-    let body = format!("<section>\n{}</section>\n", timeline::panes(trial.kernel(), &runs));
-    Ok(page::html(&trial.kernel().name, way.name, &body))
+    let about = format!("<p>{}</p>\n", escape(way.name));
+    let page = Page::new(&trial.kernel().name, &about);
+    Ok(page.section("timelines", "Timelines", &timeline::panes(trial.kernel(), &runs)).html())
 }
 
 /// Runs one kernel.

@@ -42,8 +42,9 @@ impl Table {
 /// A duration with three significant digits.
 pub fn seconds(seconds: f64) -> String {
     let (value, unit) = match seconds {
-        s if s >= 1.0 => (s, "s"),
-        s if s >= 1e-3 => (s * 1e3, "ms"),
+        // What would be rounded to a thousand has the larger unit.
+        s if s >= 0.9995 => (s, "s"),
+        s if s >= 0.9995e-3 => (s * 1e3, "ms"),
         s => (s * 1e6, "µs"),
     };
     format!("{} {unit}", three_digits(value))
@@ -78,6 +79,16 @@ pub fn three_digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// A part of the floor in percent, never above 100: what caches helped below it is at the floor.
+pub fn of_floor(part: Option<f64>) -> String {
+    percent(part.map(|part| part.min(1.0)))
+}
+
+/// An error as a part of what its bound allows: in percent, or as a power of ten where that would round to nothing.
+pub fn of_bound(part: f64) -> String {
+    if part == 0.0 || part >= 5e-4 { percent(Some(part)) } else { format!("{part:.1e}") }
+}
+
 /// A part of a whole in percent, or a dash where there is no whole.
 pub fn percent(part: Option<f64>) -> String {
     let text =
@@ -99,12 +110,16 @@ mod tests {
 
     #[test]
     fn numbers_keep_three_significant_digits() {
-        for (value, text) in [(0.0123, "12.3 ms"), (1.5, "1.50 s"), (2.5e-6, "2.50 µs"), (123.4, "123 s")] {
+        for (value, text) in
+            [(0.0123, "12.3 ms"), (1.5, "1.50 s"), (2.5e-6, "2.50 µs"), (123.4, "123 s"), (0.9996e-3, "1.00 ms")]
+        {
             assert_eq!(seconds(value), text);
         }
         assert_eq!(bytes(33.03e6), "33.0 MB");
         assert_eq!(bytes(12.0), "12 bytes");
         assert_eq!([Some(0.1234), Some(1.2), None].map(percent), ["12.3 %", "120 %", "-"]);
+        assert_eq!([Some(0.1234), Some(1.2), None].map(of_floor), ["12.3 %", "100 %", "-"]);
+        assert_eq!([0.955, 0.0, 1.24e-7, 1.5].map(of_bound), ["95.5 %", "0.0 %", "1.2e-7", "150 %"]);
         assert_eq!(seconds_between(0.0123, 0.5), "12.3…500 ms");
         assert_eq!(seconds_between(5e-4, 0.5), "500 µs…500 ms");
     }

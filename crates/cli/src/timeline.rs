@@ -4,11 +4,10 @@
 //! The earliest schedule stands on the left, and another one of those that were drawn on the right, chosen by a click:
 //! no script is needed for that. Time is the order of events, and the page says so.
 
+use page::escape;
 use ptx::Kernel;
 use sim::Schedule;
 use sim::timeline::{Cause, Kind, Timeline, Work};
-
-use crate::page;
 
 /// Pixels from one event to the next, and of a row, which the style sheet knows, too.
 const EVENT: u32 = 7;
@@ -108,7 +107,7 @@ fn picture(kernel: &Kernel, timeline: &Timeline) -> String {
             x(from),
             y(row),
             ROW - 4,
-            page::escape(words)
+            escape(words)
         )
     };
     for wait in &timeline.waits {

@@ -42,8 +42,8 @@ pub struct LayerArgs {
     /// the model's router. The result is `y`
     #[arg(long, requires = "checkpoint", conflicts_with = "experts")]
     pub whole: bool,
-    /// How a file's logits become experts and weights: softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain
-    /// or sigmoid-input
+    /// How a file's logits become experts and weights: softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain,
+    /// sigmoid-input or sqrt-softplus
     #[arg(long, value_name = "NAME", requires_all = ["top_k", "input"])]
     routing: Option<Scoring>,
     /// Experts per token
@@ -345,7 +345,10 @@ fn tell(wish: &Wish<'_>, report: &Report, failed: Option<usize>) -> Result<()> {
     let shared = if report.shared { " and a shared one" } else { "" };
     let end = match (&report.output, failed) {
         (Some(path), _) => format!("→ {path}"),
-        (None, None) => format!("right in {} elements, {:.2} of the bound", report.compared, report.max_error_of_bound),
+        (None, None) => {
+            let part = table::of_bound(report.max_error_of_bound);
+            format!("right in {} elements, the largest error {part} of the bound", report.compared)
+        }
         (None, Some(failed)) => format!("WRONG in {failed} of {} elements", report.compared),
     };
     let text = format!(

@@ -15,6 +15,7 @@ use super::backend::InstructionSet;
 use super::dense::{self, DenseKernel, DenseLoops, dense_loops};
 use super::few::{FewKernel, FewLoops, Stretch, few_loops};
 use super::finish::Finish;
+use super::fp8::{self, BYTES, FewBytes, Fp8Run};
 use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
 use super::model::Rates;
@@ -90,6 +91,10 @@ impl InstructionSet for Avx2 {
             }
             _ => schedule::run(&DenseKernel::<Avx2>::NEW, problem, config, panels, operands, team),
         }
+    }
+
+    unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
+        fp8::run(&DenseKernel::<Avx2>::NEW, run)
     }
 }
 
@@ -225,6 +230,23 @@ impl Vector for __m256 {
     unsafe fn scales(from: *const u8) -> Self {
         // SAFETY: the processor has the instructions, and there are 8 scales to read.
         unsafe { _mm256_cvtph_ps(_mm_slli_epi16::<7>(_mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast())))) }
+    }
+
+    /// With its sign spread upwards and shifted by seven, a byte is a number in half precision but for the exponent's
+    /// highest bit.
+    #[inline(always)]
+    unsafe fn bytes(from: *const u8) -> Self {
+        // SAFETY: the processor has the instructions, and there are 8 numbers to read.
+        unsafe {
+            let wide = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast())));
+            _mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(0xBFFFu16 as i16)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn powers(from: *const u8) -> Self {
+        // SAFETY: the processor has the instructions, and there are 8 exponents to read.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())))) }
     }
 
     #[inline(always)]

@@ -14,6 +14,7 @@ use super::backend::InstructionSet;
 use super::dense::{self, DenseKernel, DenseLoops, dense_loops};
 use super::few::{FewKernel, FewLoops, Stretch, few_loops};
 use super::finish::Finish;
+use super::fp8::{self, BYTES, FewBytes, Fp8Run};
 use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
 use super::model::Rates;
@@ -90,6 +91,10 @@ impl InstructionSet for Avx512 {
             }
             _ => schedule::run(&DenseKernel::<Avx512>::NEW, problem, config, panels, operands, team),
         }
+    }
+
+    unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
+        fp8::run(&DenseKernel::<Avx512>::NEW, run)
     }
 }
 
@@ -205,6 +210,23 @@ impl Vector for __m512 {
     unsafe fn scales(from: *const u8) -> Self {
         // SAFETY: the processor has the instructions, and there are 16 scales to read.
         unsafe { _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast())))) }
+    }
+
+    /// With its sign spread upwards and shifted by seven, a byte is a number in half precision but for the exponent's
+    /// highest bit.
+    #[inline(always)]
+    unsafe fn bytes(from: *const u8) -> Self {
+        // SAFETY: the processor has the instructions, and there are 16 numbers to read.
+        unsafe {
+            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
+            _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(0xBFFFu16 as i16)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn powers(from: *const u8) -> Self {
+        // SAFETY: the processor has the instructions, and there are 16 exponents to read.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())))) }
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@ use op::{
 };
 
 use super::environment::in_default_mode;
+use super::fp8::Fp8Run;
 use super::model;
 use super::pack::{LAYOUT, PackedPanels, Panels};
 use super::speeds::Speeds;
@@ -41,6 +42,13 @@ pub(super) trait InstructionSet: Send + Sync {
         operands: Operands<'_, '_, '_>,
         team: &Team,
     ) -> Result<()>;
+
+    /// Computes a plain product with FP8 weights.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have the instructions, and operands must fit.
+    unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()>;
 }
 
 /// How vector units add up: quantised activations as integers, block by block, and dense ones as f32.
@@ -53,11 +61,23 @@ pub(super) fn vector_arithmetic(activation: Activation) -> Arithmetic {
 pub(super) trait CpuBackend: Backend {
     /// The speeds of the kernel that handles such activations, as its author found them.
     fn rates(&self, activation: Activation) -> model::Rates;
+
+    /// Computes a plain product with FP8 weights.
+    ///
+    /// # Safety
+    ///
+    /// The processor must have the instructions, and operands must fit.
+    unsafe fn run_fp8(&self, run: Fp8Run<'_, '_, '_>) -> Result<()>;
 }
 
 impl<T: InstructionSet> CpuBackend for Cpu<T> {
     fn rates(&self, activation: Activation) -> model::Rates {
         T::rates(activation)
+    }
+
+    unsafe fn run_fp8(&self, run: Fp8Run<'_, '_, '_>) -> Result<()> {
+        // SAFETY: the processor has the instructions, and the operands fit: the caller's promise.
+        in_default_mode(|| unsafe { T::run_fp8(run) })
     }
 }
 

@@ -19,6 +19,7 @@ use op::Activations;
 
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
+use super::fp8::{BYTES, ByteKernel, FewBytes};
 use super::kernel::{Band, Banded, Kernel, Product};
 use super::pack::{CODE_BYTES, COLUMNS};
 use super::scalar::FloatBlock;
@@ -47,6 +48,12 @@ pub(super) trait DenseLoops: Sized + Sync {
     /// [`expand`].
     unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock);
 
+    /// [`expand_bytes`].
+    unsafe fn expand_bytes(exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock);
+
+    /// [`few_bytes`].
+    unsafe fn few_bytes<const TOKENS: usize, const PANELS: usize>(few: FewBytes<'_, f32, PANELS>);
+
     /// [`Band::add`].
     unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, DenseKernel<Self>, PANELS>);
 
@@ -67,6 +74,18 @@ macro_rules! dense_loops {
             unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
                 // SAFETY: the function wants the instructions, which the caller promises.
                 unsafe { dense::expand::<$vector>(scales, codes, out) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn expand_bytes(exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock) {
+                // SAFETY: the function wants the instructions, which the caller promises.
+                unsafe { dense::expand_bytes::<$vector>(exponents, numbers, out) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn few_bytes<const TOKENS: usize, const PANELS: usize>(few: FewBytes<'_, f32, PANELS>) {
+                // SAFETY: the function wants the instructions, which the caller promises.
+                unsafe { dense::few_bytes::<$vector, TOKENS, PANELS>(few) }
             }
 
             #[target_feature(enable = $features)]
@@ -100,6 +119,29 @@ impl<L: DenseLoops> Expand for DenseKernel<L> {
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
         // SAFETY: the schedule runs this kernel only where its backend found the instructions.
         unsafe { L::expand(scales, codes, out) }
+    }
+}
+
+impl<L: DenseLoops> ByteKernel for DenseKernel<L> {
+    fn expand_bytes(&self, exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock) {
+        // SAFETY: a run takes this kernel only where its backend found the instructions.
+        unsafe { L::expand_bytes(exponents, numbers, out) }
+    }
+
+    fn byte_unit(&self, source: GroupTokens<'_>) -> f64 {
+        self.unit(source)
+    }
+
+    fn few_bytes<const PANELS: usize>(&self, few: FewBytes<'_, f32, PANELS>) -> bool {
+        // SAFETY: a run takes this kernel only where its backend found the instructions.
+        unsafe {
+            match few.tokens.len() / few.group_len {
+                1 => L::few_bytes::<2, PANELS>(few),
+                2 => L::few_bytes::<4, PANELS>(few),
+                _ => return false,
+            }
+        }
+        true
     }
 }
 
@@ -185,6 +227,92 @@ pub(super) unsafe fn expand<V: Vector>(scales: &[u8; COLUMNS], codes: &[u8; CODE
                 for row in &mut out.0[8 * half..8 * half + 8] {
                     V::values(lanes).multiply(scales).store(row.as_mut_ptr().add(column));
                     lanes = V::next(lanes);
+                }
+            }
+        }
+    }
+}
+
+/// Expands one block of FP8: each number, times its column's power of two if there is one, divided by [`SCALE_UNIT`].
+///
+/// # Safety
+///
+/// The processor must have the instructions.
+#[inline(always)]
+pub(super) unsafe fn expand_bytes<V: Vector>(
+    exponents: Option<&[u8; COLUMNS]>,
+    numbers: &[u8; BYTES],
+    out: &mut FloatBlock,
+) {
+    for column in (0..COLUMNS).step_by(V::LANES) {
+        // SAFETY: the processor has the instructions (promised by the caller). There are 16 exponents, and 16 numbers
+        // and 16 floats in each of the block's rows; `column` is less than 16 by the lanes of a vector at least.
+        unsafe {
+            // No closures: those are compiled by themselves, without the instruction set's vectors.
+            let mut power = V::splat(1.0);
+            if let Some(exponents) = exponents {
+                power = V::powers(exponents.as_ptr().add(column));
+            }
+            for (numbers, row) in numbers.as_chunks::<COLUMNS>().0.iter().zip(&mut out.0) {
+                let mut values = V::bytes(numbers.as_ptr().add(column));
+                if exponents.is_some() {
+                    values = values.multiply(power);
+                }
+                values.store(row.as_mut_ptr().add(column));
+            }
+        }
+    }
+}
+
+/// The sums of a few tokens and `PANELS` panels along a stretch of K, from packed numbers: each is expanded in a
+/// register and multiplied there.
+///
+/// # Safety
+///
+/// The processor must have the instructions.
+#[inline(always)]
+pub(super) unsafe fn few_bytes<V: Vector, const TOKENS: usize, const PANELS: usize>(few: FewBytes<'_, f32, PANELS>) {
+    let FewBytes { tokens, group_len, start, numbers, exponents, mut sums } = few;
+    let (blocks, parts) = (numbers[0].len(), COLUMNS / V::LANES);
+    assert!((start + blocks) * BLOCK * ROWS <= group_len && tokens.len() == TOKENS / ROWS * group_len);
+    assert!(numbers.iter().all(|panel| panel.len() == blocks) && sums.iter().all(|sums| sums.len() == TOKENS));
+    assert!(exponents.iter().all(|panel| panel.is_empty() || panel.len() == blocks.div_ceil(2)));
+    let scaled = !exponents[0].is_empty();
+    // SAFETY: the processor has the instructions (promised by the caller). As asserted above, each panel has so many
+    // blocks of 16 rows of 16 numbers, and 16 exponents for every two of them if `scaled`; every pair of tokens,
+    // `group_len` apart, has the two numbers of as many k from the stretch's start on; and there is a sum per token.
+    unsafe {
+        let mut total = [[[V::zero(); 2]; PANELS]; TOKENS];
+        for block in 0..blocks {
+            let token = tokens.as_ptr().add((start + block) * BLOCK * ROWS);
+            let mut powers = [[V::zero(); 2]; PANELS];
+            if scaled {
+                for (panel, powers) in powers.iter_mut().enumerate() {
+                    for (part, power) in powers.iter_mut().enumerate().take(parts) {
+                        *power = V::powers(exponents[panel][block / 2].as_ptr().add(part * V::LANES));
+                    }
+                }
+            }
+            for row in 0..BLOCK {
+                for panel in 0..PANELS {
+                    for part in 0..parts {
+                        let from = numbers[panel][block].as_ptr().add(row * COLUMNS + part * V::LANES);
+                        let mut weights = V::bytes(from);
+                        if scaled {
+                            weights = weights.multiply(powers[panel][part]);
+                        }
+                        for (at, total) in total.iter_mut().enumerate() {
+                            let number = *token.add(at / ROWS * group_len + row * ROWS + at % ROWS);
+                            total[panel][part] = weights.multiply_add(V::splat(number), total[panel][part]);
+                        }
+                    }
+                }
+            }
+        }
+        for (panel, sums) in sums.iter_mut().enumerate() {
+            for (total, sums) in total.iter().zip(sums.iter_mut()) {
+                for (part, total) in total[panel].iter().enumerate().take(parts) {
+                    total.store(sums.0[part * V::LANES..].as_mut_ptr());
                 }
             }
         }

@@ -476,6 +476,11 @@ mod tests {
         ) -> Result<()> {
             schedule::run(&IntegerKernel::<L>::NEW, problem, config, panels, operands, team)
         }
+
+        /// Integer loops take no other tokens than NVFP4.
+        unsafe fn run_fp8(run: crate::fp8::Fp8Run<'_, '_, '_>) -> Result<()> {
+            crate::fp8::run(&crate::scalar::ScalarKernel, run)
+        }
     }
 
     fn matrix(rows: usize, k: usize, seed: u64) -> Matrix<'static> {

@@ -6,8 +6,9 @@
 //! become values of C (`finish`, `scale`, `target`). What vector units say alike is written once, over a small trait
 //! (`vector`): the loops for dense tokens (`dense`, and `few` for the fewest). `schedule` cuts a problem into tiles and
 //! walks them with those, in the order that the strategy says, in working `memory` and in a floating-point
-//! `environment` of ours. `low_rank` makes what adapters add to a tile's sums. `model` predicts what that costs, at the
-//! `speeds` that `measure` finds or the kernels' authors found.
+//! `environment` of ours. `fp8` is the plain product with FP8 weights, through the same kernels. `low_rank` makes what
+//! adapters add to a tile's sums. `model` predicts what that costs, at the `speeds` that `measure` finds or the
+//! kernels' authors found.
 //!
 //! Arrows point one way: instruction sets → `schedule`, `model` → `kernel` → the pieces → `pack`.
 //!
@@ -45,6 +46,7 @@ mod expansion;
 #[cfg(target_arch = "x86_64")]
 mod few;
 mod finish;
+mod fp8;
 #[cfg(target_arch = "x86_64")]
 mod integer;
 mod kernel;
@@ -69,6 +71,7 @@ mod vector;
 
 pub use backend::Cpu;
 pub use environment::in_default_mode;
+pub use fp8::Fp8Panels;
 pub use low_rank::deltas;
 pub use pack::{LAYOUT, unpacked};
 pub use speeds::Speeds;

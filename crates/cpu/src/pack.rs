@@ -39,6 +39,9 @@ pub(super) const CODE_BYTES: usize = COLUMNS * BLOCK / 2;
 /// Bytes of one block in a full panel, its scales included.
 pub(super) const BLOCK_BYTES: usize = COLUMNS + CODE_BYTES;
 
+/// The order of k in which a lane's codes stand.
+pub(super) const LANE_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
 /// Bytes of a full chunk of a full panel.
 pub(super) const CHUNK_BYTES: usize = CHUNK_BLOCKS * BLOCK_BYTES;
 

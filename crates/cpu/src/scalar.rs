@@ -10,9 +10,10 @@ use half::f16;
 use super::backend::InstructionSet;
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
+use super::fp8::{self, BYTES, ByteKernel, Fp8Run};
 use super::kernel::{Band, Banded, Kernel, Product};
 use super::model::Rates;
-use super::pack::{CODE_BYTES, COLUMNS, Panels};
+use super::pack::{CODE_BYTES, COLUMNS, LANE_ORDER, Panels};
 use super::schedule;
 use super::source::GroupTokens;
 use super::speeds::Speed;
@@ -48,6 +49,10 @@ impl InstructionSet for Scalar {
     ) -> Result<()> {
         schedule::run(&ScalarKernel, problem, config, panels, operands, team)
     }
+
+    unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
+        fp8::run(&ScalarKernel, run)
+    }
 }
 
 /// f32 tokens, f32 weights.
@@ -80,6 +85,22 @@ impl Expand for ScalarKernel {
                 }
             }
         }
+    }
+}
+
+impl ByteKernel for ScalarKernel {
+    fn expand_bytes(&self, exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock) {
+        let power = |column: usize| exponents.map_or(1.0, |bits| f32::from_bits(u32::from(bits[column]) << 23));
+        for (row, numbers) in numbers.as_chunks::<COLUMNS>().0.iter().enumerate() {
+            let values = &mut out.0[row / 8 * 8 + LANE_ORDER[row % 8]];
+            for (column, (value, &number)) in values.iter_mut().zip(numbers).enumerate() {
+                *value = format::e4m3::decode(number) * power(column);
+            }
+        }
+    }
+
+    fn byte_unit(&self, source: GroupTokens<'_>) -> f64 {
+        self.unit(source)
     }
 }
 

@@ -33,6 +33,11 @@ impl Scale {
         Self([(factor * 2f64.powi(-exponent)).clamp(-largest, largest) as f32, first, second])
     }
 
+    /// What sums are multiplied with, one after the other.
+    pub(super) fn factors(&self) -> [f32; 3] {
+        self.0
+    }
+
     /// Adds up a token's rows and multiplies.
     #[inline(always)]
     pub(super) fn apply(&self, rows: &[Lanes]) -> [f32; COLUMNS] {

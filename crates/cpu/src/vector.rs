@@ -5,6 +5,7 @@
 
 use std::hint::black_box;
 
+pub(super) use super::pack::LANE_ORDER;
 use super::pack::{CODE_BYTES, COLUMNS};
 
 /// What scales are smaller by in vectors than in the checkpoint; results are multiplied with it in the end.
@@ -12,9 +13,6 @@ pub(super) const SCALE_UNIT: f64 = 256.0;
 
 /// Bytes of the codes of eight k in a full panel.
 pub(super) const HALF_BLOCK: usize = CODE_BYTES / 2;
-
-/// The order of k in which a lane's codes stand (see `pack`).
-pub(super) const LANE_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// A vector of f32 lanes.
 ///
@@ -45,6 +43,12 @@ pub(super) trait Vector: Copy {
     /// Loads as many e4m3 scales without sign as there are lanes, each divided by [`SCALE_UNIT`]: a byte shifted into
     /// place is that number in half precision, subnormal or not.
     unsafe fn scales(from: *const u8) -> Self;
+
+    /// Loads as many e4m3 numbers as there are lanes, each divided by [`SCALE_UNIT`].
+    unsafe fn bytes(from: *const u8) -> Self;
+
+    /// Loads as many powers of two as there are lanes, each as the exponent bits of an f32.
+    unsafe fn powers(from: *const u8) -> Self;
 
     /// Loads eight codes per lane.
     unsafe fn codes(from: *const u8) -> Self::Codes;

@@ -22,7 +22,7 @@ pub(crate) fn usable(global: impl Into<GlobalScale>) -> Result<GlobalScale> {
 #[non_exhaustive]
 pub enum Error {
     /// K of an NVFP4 matrix is not made of whole blocks.
-    #[error("K is {k}, but an NVFP4 row is made of blocks of 16: pad K with zeros to a positive multiple of 16")]
+    #[error("K is {k}, but a quantised row is made of blocks of 16: pad K with zeros to a positive multiple of 16")]
     UnevenK {
         /// The K that came.
         k: usize,
@@ -67,6 +67,44 @@ pub enum Error {
         block: usize,
         /// The byte itself.
         byte: u8,
+    },
+    /// A number of an FP8 matrix is NaN.
+    #[error(
+        "the FP8 number at row {row}, column {column} is NaN (byte {byte:#04x}): the file is damaged, or its numbers are not e4m3"
+    )]
+    Fp8Nan {
+        /// The row of the number.
+        row: usize,
+        /// The column of the number.
+        column: usize,
+        /// The byte itself.
+        byte: u8,
+    },
+    /// A scale of an FP8 matrix is no finite number.
+    #[error(
+        "scale {index} of an FP8 matrix is {came}, where a finite number is expected: the file is damaged, or the scales are of another type"
+    )]
+    Fp8Scale {
+        /// Which one, counted in the order of the tensor.
+        index: usize,
+        /// The scale that came.
+        came: f32,
+    },
+    /// Blocks of an FP8 matrix that cannot be computed with.
+    #[error(
+        "blocks of {rows} rows and {columns} columns share an FP8 scale, where at least one row and a multiple of 32 columns are expected: expand this matrix"
+    )]
+    Fp8Block {
+        /// Rows of a block.
+        rows: usize,
+        /// Elements of each row.
+        columns: usize,
+    },
+    /// K of an MXFP8 matrix is not made of whole blocks.
+    #[error("K is {k}, but an MXFP8 row is made of blocks of 32: pad K with zeros to a positive multiple of 32")]
+    UnevenMx {
+        /// The K that came.
+        k: usize,
     },
     /// A global scale that makes no number.
     #[error(

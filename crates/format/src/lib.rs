@@ -7,10 +7,10 @@
 //! element = e2m1(code) · e4m3(scale of its block) · global
 //! ```
 //!
-//! This crate knows the number formats, the matrix made of them ([`Matrix`]) and its ordinary
-//! counterpart ([`Dense`]), how to get from one to the other ([`quantize`], [`Matrix::dequantize`]),
-//! the two layouts scales are kept in ([`scales`]), the files they come in ([`tensors`]), and whole models as others
-//! write them ([`checkpoint`]). It knows nothing about computing with them.
+//! This crate knows the number formats, the matrix made of them ([`Matrix`]), its ordinary counterpart ([`Dense`]), how
+//! to get from one to the other ([`quantize`], [`Matrix::dequantize`]), the FP8 matrices that stand beside it in mixed
+//! models ([`Fp8Matrix`]), the two layouts scales are kept in ([`scales`]), the files they come in ([`tensors`]), and
+//! whole models as others write them ([`checkpoint`]). It knows nothing about computing with them.
 //!
 //! ```
 //! use hammerhead_format::{Dense, loss, quantize};
@@ -29,6 +29,7 @@ pub mod e2m1;
 pub mod e4m3;
 mod error;
 mod files;
+mod fp8;
 mod global;
 mod matrix;
 mod quantize;
@@ -37,6 +38,7 @@ pub mod tensors;
 
 pub use dense::{Dense, Values};
 pub use error::{Error, Result};
+pub use fp8::{Fp8Matrix, Fp8Scales, MX_BLOCK};
 pub use global::GlobalScale;
 pub use matrix::Matrix;
 pub use quantize::{Loss, Thresholds, loss, quantize};

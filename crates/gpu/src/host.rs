@@ -194,6 +194,35 @@ impl HostExperts {
         out: DeviceOutput,
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
+        let (view, calls) = self.calls(tokens, routing, adapted, out)?;
+        for call in &calls {
+            // SAFETY: the caller's promise is the same, and these are parts of its call.
+            unsafe { queue.enqueue_layer(&view, call, workspace) }?;
+        }
+        Ok(())
+    }
+
+    /// Does everything that comes before the queueing of the same: compiles, allocates, and makes a graph of the
+    /// launches.
+    pub fn prepare(
+        &self,
+        queue: &mut LaunchQueue,
+        tokens: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        out: DeviceOutput,
+    ) -> Result<()> {
+        let (view, calls) = self.calls(tokens, routing, None, out)?;
+        calls.iter().try_for_each(|call| queue.prepare_layer(&view, call, None).map(drop))
+    }
+
+    /// The layer as a call sees it, and the call in pieces.
+    fn calls(
+        &self,
+        tokens: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        adapted: Option<(&Arc<DeviceAdapters>, u64)>,
+        out: DeviceOutput,
+    ) -> Result<(Arc<DeviceExperts>, Vec<LayerCall>)> {
         let hidden = self.experts.shape().hidden as usize;
         let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
         if tokens.k != hidden {
@@ -207,9 +236,6 @@ impl HostExperts {
         let Ok(count) = u32::try_from(tokens.rows) else {
             return Err(mismatch("the number of tokens", tokens.rows.to_string(), "less than 2³²".to_owned()));
         };
-        if count == 0 {
-            return Ok(());
-        }
         let (top, on_input) = routing.kind();
         let (activation, output, top) = (tokens.element, out.element(), u32::try_from(top).unwrap_or(u32::MAX));
         let (adapters, adapter_ids) = adapted.unzip();
@@ -229,11 +255,8 @@ impl HostExperts {
             placement,
             out: out.address,
         };
-        for piece in pieces(view.shape(), &call) {
-            // SAFETY: the caller's promise is the same, and pieces are parts of the call.
-            unsafe { queue.enqueue_layer(&view, &piece, workspace) }?;
-        }
-        Ok(())
+        let calls = if count == 0 { Vec::new() } else { pieces(view.shape(), &call) };
+        Ok((view, calls))
     }
 
     /// The layer with its shared expert as a call has it: one that was used before, or a new one over the same weights.

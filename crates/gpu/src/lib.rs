@@ -2,9 +2,9 @@
 //!
 //! `families` has a folder per architecture, behind one seam ([`Family`]): which configurations are legal, what they
 //! should cost on a device ([`facts`]), and the launches and kernels of a problem's products. What they share stands
-//! beside them: `expand` makes of tokens what the tensor cores take (`expansion` is its launches), `round` makes e4m3 of
-//! them where that is asked for, `join` is what two passes need besides, `phases` is what their kernels are made of, and
-//! `pack` lays weights out. All kernels are plain functions from a config to a [`ptx::Kernel`]. `launches` puts
+//! beside them: `expand` makes of tokens what the tensor cores take (`expansion` is its launches), `round` makes e4m3
+//! of them where that is asked for, `join` is what two passes need besides, `phases` is what their kernels are made of,
+//! and `pack` lays weights out. All kernels are plain functions from a config to a [`ptx::Kernel`]. `launches` puts
 //! expansion and products together.
 //!
 //! Two devices run the launches: [`Cuda`] through NVIDIA's driver (`driver`, `device`; `queue` computes on memory of

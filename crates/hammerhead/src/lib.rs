@@ -4,13 +4,15 @@
 //!
 //! [`Problem`] says what to compute and [`Config`] how; a [`Backend`] computes. They, and all other words of the
 //! operation, are those of the crate `hammerhead-op`. Here is the front door: an [`Engine`] loads weights and runs
-//! them, [`Experts`] and [`Mlp`] are whole layers, a [`Plan`] is how, [`tuning`] is what was measured to be better than
-//! the plan, [`backends`] lists who computes, and [`gpu::Queue`] computes on tensors that are on a GPU already.
+//! them, [`Experts`] and [`Mlp`] are whole layers, [`Fp8Linear`] is what stands beside them in mixed models, a [`Plan`]
+//! is how, [`tuning`] is what was measured to be better than the plan, [`backends`] lists who computes, and
+//! [`gpu::Queue`] computes on tensors that are on a GPU already.
 
 pub mod backends;
 mod checkpoint;
 mod engine;
 pub mod feed_forward;
+mod fp8;
 mod layers;
 pub mod machine;
 mod memory;
@@ -24,6 +26,7 @@ pub mod tuning;
 
 pub use checkpoint::{ExpertSelection, declared_gate, weights_of};
 pub use engine::{BACKEND_VARIABLE, Engine, Layer, Options};
+pub use fp8::Fp8Linear;
 pub use layers::{Experts, LayerOptions, Mlp};
 pub use plan::{Basis, Considered, Plan};
 

@@ -108,9 +108,21 @@ impl Queue {
         unsafe { layer.enqueue(&mut self.launches, tokens, routing, None, out, workspace) }
     }
 
-    /// The same, with adapters beside the weights: those that [`Experts::device_adapters`] has put there, and where the
-    /// number of each token's is, 32 bits each; a token whose number is no adapter's, such as -1, has none. A workspace
-    /// of the caller's is not taken: the queue's own is.
+    /// Does everything that comes before the queueing of such a call in the queue's own memory: looks at the operands,
+    /// plans, compiles, allocates, and makes a graph of the launches.
+    pub fn prepare_experts(
+        &mut self,
+        layer: &Experts,
+        tokens: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        out: DeviceOutput,
+    ) -> Result<()> {
+        layer.prepare(&mut self.launches, tokens, routing, out)
+    }
+
+    /// [`Queue::enqueue_experts`] with adapters beside the weights: those that [`Experts::device_adapters`] has put
+    /// there, and where the number of each token's is, 32 bits each; a token whose number is no adapter's, such as -1,
+    /// has none. A workspace of the caller's is not taken: the queue's own is.
     ///
     /// # Safety
     ///

@@ -67,6 +67,19 @@ pub enum Error {
         up: (usize, usize),
     },
 
+    /// Scales of one row of an FP8 matrix that are too far apart.
+    #[error(
+        "row {row} of an FP8 matrix has scales that span {span} powers of two, and {most} can be computed with; expand this matrix"
+    )]
+    Fp8Spread {
+        /// The row.
+        row: usize,
+        /// The powers of two between its least and its largest scale.
+        span: i32,
+        /// How many there may be.
+        most: i32,
+    },
+
     /// A model that adds more than this operation does.
     #[error("{name} adds biases to its sums, and this operation has none; compute this layer elsewhere")]
     Bias {

@@ -29,6 +29,7 @@ pub mod cache;
 mod call;
 mod config;
 mod error;
+pub mod fp8;
 pub mod gate;
 mod intermediate;
 pub mod interrupt;

@@ -14,7 +14,8 @@
 //!    product of a code and a scale has up to six significant bits, and e4m3 has four: 1.5, 3 and 6 round with five of
 //!    the eight mantissas of scales, by at most 1/21 of themselves, and nothing else does, as long as the scale is at
 //!    least 2⁻⁶ of the largest. (Scales that are powers of two, as MXFP4's are, lose nothing down to 2⁻⁹ of the
-//!    largest.) Below that, ŵ is a multiple of 2⁻⁹ and off by up to 2⁻¹⁰, where 6 times the largest scale is 12 to 22.5.
+//!    largest.) Below that, ŵ is a multiple of 2⁻⁹ and off by up to 2⁻¹⁰, where 6 times the largest scale is 12 to
+//!    22.5.
 //! 3. **Sums** Σ x̂·ŵ have f32's exponents, and of its bits as many as the tensor cores keep, see
 //!    [`crate::arithmetic`]. They are not promoted on their way.
 //! 4. Sums times the global scales and 2^(7−l−e), then biases and the gate, as always.

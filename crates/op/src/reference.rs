@@ -49,6 +49,11 @@ impl Row {
         Self::of(values, lowest, true)
     }
 
+    /// The largest magnitude.
+    pub(crate) fn largest(&self) -> f64 {
+        self.largest
+    }
+
     /// The same row, of numbers that backends may have rounded to f32.
     pub(crate) fn rounded(self) -> Self {
         Self { rounded: true, ..self }

@@ -7,6 +7,7 @@
 //! | `topk-softmax` | the same | softmax of those k | gpt-oss |
 //! | `sigmoid` | the k largest of sigmoid + correction, inside the best groups | sigmoid (without correction), divided by (their sum + 10⁻²⁰) | DeepSeek-V3, Kimi, GLM, MiniMax, Nemotron |
 //! | `sigmoid-plain` | the same; the k largest logits where there is neither a correction nor groups | sigmoid (without correction) | the same with `norm_topk_prob` off |
+//! | `sqrt-softplus` | as `sigmoid`, with √ln(1 + eˣ) in place of the sigmoid | the same, divided by (their sum + 10⁻²⁰) | DeepSeek-V4, but for its first layers |
 //! | `sigmoid-input` | the k largest logits | sigmoid; it multiplies the expert's *input*, before its weights, and the output counts once | Llama-4 |
 //!
 //! All weights are then multiplied with the scaling factor. Softmax keeps the order of logits, so that experts are
@@ -14,6 +15,9 @@
 //! group, before they are compared: as models do it, so that equal means the same to them and to us. Among equals the
 //! lower index is taken. A weight is one rounding to f32 away from its formula. A token's experts stand in the order in
 //! which they were chosen, largest first.
+//!
+//! A model may choose experts by something else than logits and still weigh them by these, as DeepSeek-V4's first
+//! layers do, which look them up by the token's number: [`Router::weigh_chosen`].
 //!
 //! An id outside 0..E says that the expert is nobody's here: it is computed elsewhere (experts may be spread over
 //! machines), or not at all. It adds nothing, and its weight is not looked at.
@@ -38,22 +42,34 @@ pub enum Scoring {
     SigmoidPlain,
     /// Sigmoid of each logit, which multiplies the expert's input.
     SigmoidInput,
+    /// √ln(1 + eˣ) of each logit, divided by the sum over those that were chosen.
+    SqrtSoftplus,
 }
 
 impl Scoring {
     /// Every scoring.
-    pub const ALL: [Scoring; 6] = [
+    pub const ALL: [Scoring; 7] = [
         Scoring::Softmax,
         Scoring::SoftmaxRenorm,
         Scoring::TopKSoftmax,
         Scoring::Sigmoid,
         Scoring::SigmoidPlain,
         Scoring::SigmoidInput,
+        Scoring::SqrtSoftplus,
     ];
+
+    /// What a logit becomes by itself, where that is not a softmax.
+    fn score(self, logit: f32) -> f64 {
+        let x = f64::from(logit);
+        match self {
+            Scoring::SqrtSoftplus => (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt(),
+            _ => 1.0 / (1.0 + (-x).exp()),
+        }
+    }
 
     /// Whether experts may be corrected and grouped.
     fn is_corrected(self) -> bool {
-        matches!(self, Scoring::Sigmoid | Scoring::SigmoidPlain)
+        matches!(self, Scoring::Sigmoid | Scoring::SigmoidPlain | Scoring::SqrtSoftplus)
     }
 }
 
@@ -66,6 +82,7 @@ impl fmt::Display for Scoring {
             Scoring::Sigmoid => "sigmoid",
             Scoring::SigmoidPlain => "sigmoid-plain",
             Scoring::SigmoidInput => "sigmoid-input",
+            Scoring::SqrtSoftplus => "sqrt-softplus",
         })
     }
 }
@@ -77,7 +94,8 @@ impl FromStr for Scoring {
         Scoring::ALL.into_iter().find(|scoring| scoring.to_string() == name).ok_or_else(|| Error::UnknownName {
             what: "routing",
             name: name.to_owned(),
-            known: "softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain, sigmoid-input".to_owned(),
+            known: "softmax, softmax-renorm, topk-softmax, sigmoid, sigmoid-plain, sigmoid-input, sqrt-softplus"
+                .to_owned(),
         })
     }
 }
@@ -181,13 +199,7 @@ impl Router {
     /// weights, and one with a logit of +∞ does where weights are a softmax; experts are the first ones where a logit
     /// is NaN. A logit of −∞ is that of an expert that is not to be chosen.
     pub fn route(&self, logits: &[f32], tokens: usize) -> Result<Routed> {
-        if logits.len() != tokens * self.experts {
-            return Err(Error::RoutingLength {
-                tensor: "logits",
-                found: logits.len(),
-                expected: format!("{} ({tokens} tokens, {} experts)", tokens * self.experts, self.experts),
-            });
-        }
+        self.check_logits(logits, tokens)?;
         let (mut ids, mut weights) = (Vec::with_capacity(tokens * self.top_k), Vec::with_capacity(tokens * self.top_k));
         let mut scratch = Scratch::default();
         for logits in logits.chunks_exact(self.experts) {
@@ -197,8 +209,9 @@ impl Router {
                 continue;
             }
             self.choose(logits, &mut scratch);
+            let first = ids.len();
             ids.extend(scratch.chosen.iter().map(|&(_, expert)| expert));
-            self.weigh(logits, &scratch, &mut weights);
+            self.weigh(logits, &ids[first..], &mut weights);
         }
         let on_input = self.scoring == Scoring::SigmoidInput;
         Ok(Routed { top_k: self.top_k, ids, weights, on_input, adapted: None })
@@ -206,14 +219,13 @@ impl Router {
 
     /// Finds a token's experts, largest first.
     fn choose(&self, logits: &[f32], scratch: &mut Scratch) {
-        let Scratch { scores, keys, chosen } = scratch;
+        let Scratch { keys, chosen } = scratch;
         keys.clear();
         let by_logits = self.scoring == Scoring::SigmoidPlain && self.correction.is_empty() && self.groups.is_none();
         if self.scoring.is_corrected() && !by_logits {
-            scores.clear();
-            scores.extend(logits.iter().map(|&logit| sigmoid(logit) as f32));
             let correction = self.correction.iter().copied().chain(std::iter::repeat(0.0));
-            keys.extend(scores.iter().zip(correction).map(|(score, correction)| score + correction));
+            let scores = logits.iter().map(|&logit| self.scoring.score(logit) as f32);
+            keys.extend(scores.zip(correction).map(|(score, correction)| score + correction));
             self.close_groups(keys);
         } else {
             keys.extend_from_slice(logits);
@@ -249,27 +261,58 @@ impl Router {
         }
     }
 
+    /// Weighs experts that were chosen by something else than logits: ids and logits, `[tokens, top_k]` and `[tokens,
+    /// experts]`, become the same ids with the weights that this router gives them.
+    pub fn weigh_chosen(&self, logits: &[f32], ids: Ids<'_>, tokens: usize) -> Result<Routed> {
+        self.check_logits(logits, tokens)?;
+        let mut routed = Routed::given(ids, &vec![0.0; tokens * self.top_k], tokens, self.experts)?;
+        let rows = logits.chunks_exact(self.experts).zip(routed.ids.chunks_exact(self.top_k));
+        let mut weights = Vec::with_capacity(routed.ids.len());
+        for (token, (logits, ids)) in rows.enumerate() {
+            // Weights of which one expert is computed elsewhere are none that could be divided by their sum.
+            if let Some(at) = ids.iter().position(|&id| id == Routed::NOBODY) {
+                let found = format!("number {at} of token {token}, which is none of them");
+                let expected = format!("an expert's number, 0 to {}", self.experts - 1);
+                return Err(Error::Mismatch { group: 0, what: "an expert that was chosen", found, expected });
+            }
+            self.weigh(logits, ids, &mut weights);
+        }
+        routed.weights = weights;
+        routed.on_input = self.scoring == Scoring::SigmoidInput;
+        Ok(routed)
+    }
+
+    fn check_logits(&self, logits: &[f32], tokens: usize) -> Result<()> {
+        if logits.len() == tokens * self.experts {
+            return Ok(());
+        }
+        Err(Error::RoutingLength {
+            tensor: "logits",
+            found: logits.len(),
+            expected: format!("{} ({tokens} tokens, {} experts)", tokens * self.experts, self.experts),
+        })
+    }
+
     /// The weights of the experts that were chosen.
-    fn weigh(&self, logits: &[f32], scratch: &Scratch, weights: &mut Vec<f32>) {
-        let chosen = || scratch.chosen.iter().map(|&(_, expert)| expert as usize);
+    fn weigh(&self, logits: &[f32], chosen: &[u32], weights: &mut Vec<f32>) {
+        let chosen = || chosen.iter().map(|&expert| logits[expert as usize]);
         let scaling = f64::from(self.scaling);
         match self.scoring {
             Scoring::Softmax | Scoring::SoftmaxRenorm | Scoring::TopKSoftmax => {
-                let largest = logits[scratch.chosen[0].1 as usize];
-                let power = |&logit: &f32| (f64::from(logit) - f64::from(largest)).exp();
-                let sum: f64 = match self.scoring {
-                    Scoring::Softmax => logits.iter().map(power).sum(),
-                    _ => chosen().map(|expert| power(&logits[expert])).sum(),
-                };
-                weights.extend(chosen().map(|expert| (scaling * power(&logits[expert]) / sum) as f32));
+                let all = self.scoring == Scoring::Softmax;
+                let largest = if all { logits.iter().copied().reduce(f32::max) } else { chosen().reduce(f32::max) };
+                let largest = f64::from(largest.unwrap_or(0.0));
+                let power = |logit: f32| (f64::from(logit) - largest).exp();
+                let sum: f64 = if all { logits.iter().copied().map(power).sum() } else { chosen().map(power).sum() };
+                weights.extend(chosen().map(|logit| (scaling * power(logit) / sum) as f32));
             }
-            Scoring::Sigmoid => {
-                let score = |expert: usize| f64::from(scratch.scores[expert]);
+            Scoring::Sigmoid | Scoring::SqrtSoftplus => {
+                let score = |logit| f64::from(self.scoring.score(logit) as f32);
                 let sum = chosen().map(score).sum::<f64>() + 1e-20;
-                weights.extend(chosen().map(|expert| (scaling * score(expert) / sum) as f32));
+                weights.extend(chosen().map(|logit| (scaling * score(logit) / sum) as f32));
             }
             Scoring::SigmoidPlain | Scoring::SigmoidInput => {
-                weights.extend(chosen().map(|expert| (scaling * sigmoid(logits[expert])) as f32));
+                weights.extend(chosen().map(|logit| (scaling * self.scoring.score(logit)) as f32));
             }
         }
     }
@@ -278,14 +321,9 @@ impl Router {
 /// What choosing works in.
 #[derive(Default)]
 struct Scratch {
-    scores: Vec<f32>,
     keys: Vec<f32>,
     /// Key and expert, largest first.
     chosen: Vec<(f32, u32)>,
-}
-
-fn sigmoid(logit: f32) -> f64 {
-    1.0 / (1.0 + (-f64::from(logit)).exp())
 }
 
 /// Refuses a tensor of rows of `width` numbers in which one is not finite.
@@ -412,6 +450,10 @@ mod tests {
         }
     }
 
+    fn sigmoid(logit: f32) -> f64 {
+        Scoring::Sigmoid.score(logit)
+    }
+
     const LOGITS: [f32; 5] = [0.5, 2.0, -1.0, 2.0, 1.0];
 
     #[test]
@@ -467,6 +509,40 @@ mod tests {
     #[test]
     fn scores_that_f32_does_not_tell_apart_are_equal() {
         assert_eq!(routed(Scoring::Sigmoid, 1, &[20.0, 30.0]).0, [0]);
+    }
+
+    #[test]
+    fn the_root_of_a_softplus_is_chosen_by_and_divided_as_a_sigmoid_is() {
+        let score = |x: f64| (1.0 + x.exp()).ln().sqrt();
+        let router = Router::new(Scoring::SqrtSoftplus, 5, 2).unwrap().with_scaling(1.5).unwrap();
+        let found = router.route(&LOGITS, 1).unwrap();
+        assert_eq!(found.ids, [1, 3]);
+        near(&found.weights, &[0.75, 0.75]);
+        let corrected = router.with_correction([0.0, 0.0, 10.0, 0.0, 0.0]).unwrap();
+        let found = corrected.route(&LOGITS, 1).unwrap();
+        assert_eq!(found.ids, [2, 1]);
+        let sum = score(-1.0) + score(2.0);
+        near(&found.weights, &[1.5 * score(-1.0) / sum, 1.5 * score(2.0) / sum]);
+        // Far out the exponential is lost beside one, or beyond every number: neither may be.
+        near(&routed(Scoring::SqrtSoftplus, 2, &[1e4, -40.0]).1, &[1.0, (-20f64).exp() / 100.0]);
+    }
+
+    #[test]
+    fn experts_that_a_table_has_chosen_are_weighed_as_if_logits_had() {
+        for scoring in Scoring::ALL {
+            let router = Router::new(scoring, 5, 3).unwrap().with_scaling(2.0).unwrap();
+            let chosen = router.route(&LOGITS, 1).unwrap();
+            let ids: Vec<i64> = chosen.ids.iter().map(|&id| id.into()).collect();
+            assert_eq!(router.weigh_chosen(&LOGITS, Ids::I64(&ids), 1).unwrap(), chosen, "{scoring}");
+        }
+        let router = Router::new(Scoring::SqrtSoftplus, 5, 2).unwrap();
+        let found = router.weigh_chosen(&[LOGITS; 2].concat(), Ids::I32(&[4, 2, 0, 1]), 2).unwrap();
+        assert_eq!(found.ids, [4, 2, 0, 1]);
+        let score = |x: f64| (1.0 + x.exp()).ln().sqrt();
+        near(&found.weights[..1], &[score(1.0) / (score(1.0) + score(-1.0))]);
+        let error = router.weigh_chosen(&LOGITS, Ids::I32(&[4, 5]), 1).unwrap_err().to_string();
+        assert!(error.contains("0 to 4"), "{error}");
+        assert!(router.weigh_chosen(&LOGITS, Ids::I32(&[4]), 1).is_err(), "one expert, where two are asked for");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 """The build backend of ``pip install .``: maturin, which compiles in a folder that goes when the wheel is there.
 
-Left to itself maturin compiles in ``target/`` and leaves hundreds of megabytes in the clone. Whoever wants them kept, to compile less the next time, names a folder in ``CARGO_TARGET_DIR``; ``pip install -e .``
-and ``maturin develop`` keep theirs in ``target/``.
+Left to itself maturin compiles in ``target/`` and leaves hundreds of megabytes in the clone. Whoever wants them kept,
+to compile less the next time, names a folder in ``CARGO_TARGET_DIR``; ``pip install -e .`` and ``maturin develop`` keep
+theirs in ``target/``.
 """
 
 from __future__ import annotations

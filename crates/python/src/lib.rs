@@ -12,6 +12,7 @@ mod cuda;
 mod dlpack;
 mod engines;
 mod error;
+mod fp8;
 mod interrupt;
 mod layer;
 mod layers;
@@ -31,6 +32,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dlpack::Array;
 use crate::engines::use_threads;
 use crate::error::{Error, Result};
+use crate::fp8::Fp8Layer;
 use crate::layer::Layer;
 use crate::layers::FeedForward;
 use crate::simulated::simulate;
@@ -116,7 +118,8 @@ mod _native {
 
     #[pymodule_export]
     use super::{
-        Adapters, Checkpoint, FeedForward, Layer, backends, dequantize, quantize, serve_trials, simulate, use_threads,
+        Adapters, Checkpoint, FeedForward, Fp8Layer, Layer, backends, dequantize, quantize, serve_trials, simulate,
+        use_threads,
     };
 
     #[pymodule_init]

@@ -1,4 +1,5 @@
-"""Small checkpoints of this folder (``data/make.py``) with their weights expanded, from the formats' definitions: what integrations are held against."""
+"""Small checkpoints of this folder (``data/make.py``) with their weights expanded, from the formats' definitions: what
+integrations are held against."""
 
 import json
 from pathlib import Path

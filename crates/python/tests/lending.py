@@ -44,7 +44,8 @@ KINDS = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int32": (
 
 
 class Lent:
-    """Memory at an address as an array: of a GPU's if a device is given, else of the CPU's. What owns it must outlive the loan."""
+    """Memory at an address as an array: of a GPU's if a device is given, else of the CPU's. What owns it must outlive
+    the loan."""
 
     def __init__(self, address, shape, element, device=None, owner=None):
         self.owner = owner

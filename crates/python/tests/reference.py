@@ -1,4 +1,5 @@
-"""What the tests compare with: NVFP4 decoded from its definition and the operation in float64, sharing no code with ours."""
+"""What the tests compare with: NVFP4 decoded from its definition and the operation in float64, sharing no code with
+ours."""
 
 import numpy as np
 

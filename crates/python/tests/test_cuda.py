@@ -1,7 +1,7 @@
 """The package with tensors on a Hopper GPU: in torch's streams, without copies. Skipped where there is none.
 
-On a GPU machine, with the wheel, torch, numpy and pytest installed: `python -m pytest crates/python/tests/test_cuda.py`, or
-without pytest: `python crates/python/tests/test_cuda.py`.
+On a GPU machine, with the wheel, torch, numpy and pytest installed: `python -m pytest
+crates/python/tests/test_cuda.py`, or without pytest: `python crates/python/tests/test_cuda.py`.
 """
 
 import sys
@@ -36,8 +36,8 @@ def layer(n, k, groups=1):
 
 
 def expect_close(result, x, values):
-    """Within the rounding of the result's type, of the largest value; and where products cancel, within that of their sums:
-    sixteen of k are added at a time, of up to three parts of a token, in single precision."""
+    """Within the rounding of the result's type, of the largest value; and where products cancel, within that of their
+    sums: sixteen of k are added at a time, of up to three parts of a token, in single precision."""
     x = x.dequantize().double() if isinstance(x, NvFp4) else x.double()
     gate, up = (x @ matrix.T for matrix in values)
     gated = torch.nn.functional.silu(gate)

@@ -1,7 +1,9 @@
-"""Whole layers on tensors in a GPU's memory: against double precision, in a captured graph, and what a call costs the host.
+"""Whole layers on tensors in a GPU's memory: against double precision, in a captured graph, and what a call costs the
+host.
 
-Needs a Hopper GPU and nothing else: memory comes from the driver by ctypes, and arrays are lent by hand. Without pytest:
-`python crates/python/tests/test_cuda_layers.py`, with the package on the path. Skipped where there is no such GPU.
+Needs a Hopper GPU and nothing else: memory comes from the driver by ctypes, and arrays are lent by hand. Without
+pytest: `python crates/python/tests/test_cuda_layers.py`, with the package on the path. Skipped where there is no such
+GPU.
 """
 
 import array

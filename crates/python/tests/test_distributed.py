@@ -1,4 +1,5 @@
-"""Experts over several processes: the bits of one process, whoever holds the experts and the tokens; and an error where a rank dies."""
+"""Experts over several processes: the bits of one process, whoever holds the experts and the tokens; and an error where
+a rank dies."""
 
 import os
 import time

@@ -1,5 +1,5 @@
-"""Low-rank adapters beside packed layers: against merged weights in float64, by peft's and vLLM's names, and against peft itself where it is
-installed."""
+"""Low-rank adapters beside packed layers: against merged weights in float64, by peft's and vLLM's names, and against
+peft itself where it is installed."""
 
 import json
 import math

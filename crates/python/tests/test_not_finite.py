@@ -1,4 +1,5 @@
-"""NaN and infinity in tokens, logits and weights: their row's results are what torch's arithmetic makes of them, and no other row knows."""
+"""NaN and infinity in tokens, logits and weights: their row's results are what torch's arithmetic makes of them, and no
+other row knows."""
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_what_is_beyond_its_type_is_infinite_as_elsewhere(matrices):
     assert not scaled(torch.full((1, K), 1e30)).isfinite().any()
 
 
-@pytest.mark.parametrize("routing", ["softmax", "softmax-renorm", "topk-softmax", "sigmoid", "sigmoid-plain", "sigmoid-input"])
+@pytest.mark.parametrize("routing", ["softmax", "softmax-renorm", "topk-softmax", "sigmoid", "sigmoid-plain", "sigmoid-input", "sqrt-softplus"])
 def test_logits(matrices, whole, routing):
     # A token without experts changes how many rows the others' experts have, and with that the plan.
     layer = Experts.from_arrays(

@@ -1,4 +1,5 @@
-"""NVFP4 checkpoints in transformers: models written by ModelOpt and compressed-tensors themselves (``data/make.py``), held against the same models with weights expanded."""
+"""NVFP4 checkpoints in transformers: models written by ModelOpt and compressed-tensors themselves (``data/make.py``),
+held against the same models with weights expanded."""
 
 import copy
 import json
@@ -15,7 +16,7 @@ from expansion import DATA, MIXED, MIXED_EXPERTS, MODELS, expected_model, tensor
 from safetensors.torch import save_file  # noqa: E402
 
 import hammerhead.transformers  # noqa: E402
-from hammerhead.transformers import NvFp4Experts, NvFp4Linear, NvFp4Mlp  # noqa: E402
+from hammerhead.transformers import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp  # noqa: E402
 from hammerhead.transformers.__main__ import main  # noqa: E402
 
 TOKENS = torch.tensor([[3, 14, 15, 9, 2, 6, 53, 58]])
@@ -97,7 +98,8 @@ def memory(field):
 
 
 def random_llama(folder):
-    """A checkpoint in ModelOpt's layout that is large beside what else a process takes, and the bytes of its packed weights."""
+    """A checkpoint in ModelOpt's layout that is large beside what else a process takes, and the bytes of its packed
+    weights."""
     hidden, inner, layers = 1024, 4096, 4
     settings = json.loads((DATA / "modelopt_llama/config.json").read_text())
     settings.update(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, head_dim=64)
@@ -129,7 +131,8 @@ def test_no_expanded_copy_is_made(tmp_path):
     before = memory("VmRSS")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     model.generate(TOKENS, max_new_tokens=2, do_sample=False)
-    # The file's pages and the packed weights, and as much again for all else: expanded weights alone would be 3.6 times as much.
+    # The file's pages and the packed weights, and as much again for all else: expanded weights alone would be 3.6 times
+    # as much.
     used = memory("VmHWM") - before
     assert used < 3 * packed, f"{used / packed:.2f} times the packed weights"
 
@@ -194,8 +197,39 @@ def test_fp8_weights_beside_nvfp4_ones_are_computed_with_their_scales(tmp_path, 
         expected["weight"] = weight.float() * whole
 
     model = loaded(changed(tmp_path, "modelopt_llama", mixed))
-    assert torch.equal(model.get_parameter(f"{name}.weight"), expected["weight"])
+    assert modules(model, Fp8Linear) == [name]
+    layer = model.get_submodule(name)
+    assert torch.equal(layer.weight, expected["weight"])
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(layer(x).double(), x.double() @ expected["weight"].double().T, rtol=1e-5, atol=1e-5)
+    assert layer.layer.packed_bytes < 64 * 64 * 2, "no expansion"
     assert len(modules(model, NvFp4Linear)) == 7, "all other projections of two layers"
+
+
+def test_fp8_scales_that_cannot_be_computed_with_have_their_weight_expanded(tmp_path):
+    name = "model.layers.1.self_attn.q_proj"
+
+    def wide(tensors):
+        tensors[f"{name}.weight"] = torch.ones(64, 64).to(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_scale"] = torch.tensor([60, 127], dtype=torch.uint8).repeat(64, 1)
+        del tensors[f"{name}.weight_scale_2"]
+
+    with pytest.warns(UserWarning, match=rf"{name} is expanded: row 0 .* span 67 powers of two"):
+        model = loaded(changed(tmp_path, "modelopt_llama", wide))
+    assert not modules(model, Fp8Linear)
+    assert torch.equal(model.get_parameter(f"{name}.weight")[0, [0, 63]], torch.tensor([2.0**-67, 1.0]))
+
+
+def test_every_fp8_linear_layer_of_a_mixed_checkpoint_stays_fp8(tmp_path):
+    for name in MIXED:
+        model = loaded(DATA / name)
+        fp8 = [tensor.rpartition(".")[0] for tensor, values in tensors_of(DATA / name).items() if values.dtype == torch.float8_e4m3fn and tensor.endswith(".weight")]
+        assert fp8 and sorted(modules(model, Fp8Linear)) == sorted(fp8), name
+        expected = expected_model(DATA / name, tmp_path)
+        assert model.num_parameters() == expected.num_parameters()
+        model.save_pretrained(tmp_path / f"{name}-again")
+        again = loaded(tmp_path / f"{name}-again")
+        assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
 
 
 def test_parameters_and_bytes_are_counted_packed_or_not(tmp_path):

@@ -465,10 +465,16 @@ def test_sums_of_eight_bit_codes_do_not_overflow_half_precision():
     torch.testing.assert_close(found, torch.full((1, 16), 448 * 512 * 1e-3).half())
 
 
-def test_a_weight_is_kept_in_few_bits_only_if_that_is_exact():
-    for kind, held in (("MXFP8", torch.bfloat16), ("one per block", torch.float32)):
-        scales, block, _ = EIGHT_BIT[kind]
-        assert _plain.PlainLinear(eight_bit(64, 96), scales, [64], block, torch.bfloat16).weight.dtype == held
+def test_weights_stay_eight_bit_on_a_cpu_unless_their_scales_are_too_far_apart():
+    for scales, block, _ in EIGHT_BIT.values():
+        layer = _plain.PlainLinear(eight_bit(64, 96), scales, [32, 32], block, torch.bfloat16).layer
+        assert layer is not None and layer.packed_bytes < 64 * 96 * 1.5
+    # An expansion is kept in few bits only if that is exact.
+    wide = torch.tensor([60, 127, 127], dtype=torch.uint8).repeat(64, 1)
+    spread = torch.tensor([[2.0**-70, 1.1, 1.0]]).repeat(2, 1)
+    for scales, block, held in ((wide, (1, 32), torch.bfloat16), (spread, (32, 32), torch.float32)):
+        expanded = _plain.PlainLinear(eight_bit(64, 96), scales, [64], block, torch.bfloat16)
+        assert expanded.layer is None and expanded.weight.dtype == held
 
 
 def test_blocks_that_span_merged_matrices_are_refused_by_name():

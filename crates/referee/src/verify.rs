@@ -12,6 +12,11 @@
 //!
 //! **How it is judged.** Against the operation's reference in double precision, by its own rule of what is near enough.
 //!
+//! **Whether it can be judged.** A rule may allow so much that what is right for one input is right for every other,
+//! and then an old result is, or zeros are. So results that were found right are also held against what should have
+//! come out of the question's other input. A problem of which no question tells the two apart is blind
+//! ([`Examination::blind`]).
+//!
 //! **Beside each other.** Whoever is examined together is asked the same questions in turn. The reference, which
 //! takes most of the time, is computed once a question and judges them all.
 //!
@@ -45,6 +50,7 @@ pub fn examine<const N: usize>(
     let mut found = contestants.map(|contestant| Examination {
         correctness: Correctness::new(&contestant.about().name, seed),
         by_case: BTreeMap::new(),
+        told_apart: BTreeMap::new(),
     });
     let mut sessions = Vec::new();
     for (contestant, found) in contestants.iter().zip(&mut found) {
@@ -81,12 +87,19 @@ pub struct Examination {
     /// What goes into the record.
     pub correctness: Correctness,
     by_case: BTreeMap<usize, Errors>,
+    /// By the names of problems: whether a result of one input was ever wrong for another.
+    told_apart: BTreeMap<String, bool>,
 }
 
 impl Examination {
     /// Whether nothing more needs to be asked.
     fn is_over(&self) -> bool {
         self.correctness.fault.is_some() || self.correctness.wrong.len() >= ENOUGH
+    }
+
+    /// The problems that were answered rightly, and whose rule takes the results of different inputs for each other.
+    pub fn blind(&self) -> impl Iterator<Item = &str> {
+        self.told_apart.iter().filter(|(_, told_apart)| !**told_apart).map(|(name, _)| name.as_str())
     }
 
     /// Compares the errors with the champion's on the same questions; too much less precise is wrong.
@@ -266,7 +279,22 @@ impl Hearing<'_, '_> {
                 return Ok(Err(halted));
             }
         }
+        self.confuse(&outputs[0], &results[0])?;
         Ok(Ok(()))
+    }
+
+    /// Whether the results of the two inputs, each right for its own, are told apart.
+    fn confuse(&mut self, first: &[Vec<u8>], second: &[Vec<u8>]) -> Result<()> {
+        let [one, other] = &self.question.inputs;
+        if one.tensors == other.tensors {
+            return Ok(());
+        }
+        let known = self.found.told_apart.entry(self.question.task.name()).or_default();
+        let wrong = |which: usize, output: &[Vec<u8>]| {
+            Ok::<bool, Error>(self.examiner.expected(self.question, which)?.check(output)?.wrong.is_some())
+        };
+        *known = *known || wrong(0, second)? || wrong(1, first)?;
+        Ok(())
     }
 
     /// Runs jobs on one of the question's inputs, each into its output, and takes copies of the outputs.
@@ -310,4 +338,20 @@ fn unwritten(ones: &[Vec<u8>], sevens: &[Vec<u8>], specs: &[Spec]) -> Option<usi
         pairs.map(|(a, b)| a != b && (filled(a, Poison::Ones) || filled(b, Poison::Sevens))).collect::<Vec<_>>()
     };
     ones.iter().zip(sevens).zip(specs).flat_map(elements).position(|missing| missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::examine;
+    use crate::doubling::{Doubler, within};
+
+    #[test]
+    fn a_rule_that_takes_every_result_for_right_is_found_to_be_blind() {
+        // Numbers are below one, so that twice one of them is always within ten of twice another.
+        for (allowed, blind) in [(0.0, &[][..]), (1e-3, &[]), (10.0, &["64 numbers"])] {
+            let [found] = examine([&Doubler::named("doubler")], &[within(allowed)], 3).unwrap();
+            assert!(found.correctness.passed(), "{allowed}");
+            assert_eq!(found.blind().collect::<Vec<_>>(), blind, "{allowed}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use referee::Speedup;
 use serde::Serialize;
 
-use crate::event::Event;
+use crate::event::{Event, SeasonOpened};
 use crate::history;
 use crate::ledger::Record;
 
@@ -14,8 +14,10 @@ use crate::ledger::Record;
 pub struct Board {
     /// The operation.
     pub operation: String,
-    /// The machine, in words.
+    /// The machine, in words: the GPU first where its clock decided, or where it was predicted for.
     pub machine: String,
+    /// Whether all of it is predicted for a GPU that is not there.
+    pub foretold: bool,
     /// What tells it from other classes.
     pub fingerprint: String,
     /// Its champions, oldest first.
@@ -41,7 +43,7 @@ pub struct Reign {
 
 /// The boards of these records, in the order of their names.
 pub fn boards(records: &[Record]) -> Vec<Board> {
-    let mut boards: BTreeMap<(String, String), Board> = BTreeMap::new();
+    let mut boards: BTreeMap<(String, String, String), Board> = BTreeMap::new();
     let mut so_far: BTreeMap<u32, Option<Speedup>> = BTreeMap::new();
     for record in records {
         let (champion, speedup) = match &record.event {
@@ -52,11 +54,13 @@ pub fn boards(records: &[Record]) -> Vec<Board> {
         let Some(opened) = history::opened(records, record.season) else { continue };
         let described = opened.season.described();
         let operation = described.name();
-        let machine = &opened.machine;
-        let board = boards.entry((operation.to_owned(), machine.fingerprint.clone())).or_insert_with(|| Board {
+        let (machine, fingerprint) = (machine(records, record.season, opened), opened.machine.fingerprint.clone());
+        let key = (operation.to_owned(), machine.clone(), fingerprint.clone());
+        let board = boards.entry(key).or_insert_with(|| Board {
             operation: operation.to_owned(),
-            machine: format!("{}, {} cores", machine.cpu, machine.cores),
-            fingerprint: machine.fingerprint.clone(),
+            machine,
+            foretold: opened.season.foretold().is_some(),
+            fingerprint,
             reigns: Vec::new(),
         });
         let over_baseline = match (so_far.get(&record.season), speedup) {
@@ -76,4 +80,19 @@ pub fn boards(records: &[Record]) -> Vec<Board> {
         });
     }
     boards.into_values().collect()
+}
+
+/// What a season was played on, in words: a GPU whose clock decided, or one that was predicted for, else the processor.
+fn machine(records: &[Record], season: u32, opened: &SeasonOpened) -> String {
+    let host = format!("{}, {} cores", opened.machine.cpu, opened.machine.cores);
+    if let Some(device) = opened.season.foretold() {
+        return format!("{} that is not there, predicted", device.to_uppercase());
+    }
+    let clock = records.iter().filter(|record| record.season == season).find_map(|record| match &record.event {
+        Event::Sat(sat) => sat.sitting.as_ref()?.course.device.as_ref().map(|device| device.name.clone()),
+        _ => None,
+    });
+    // Before the first sitting, the season says on what it is to be.
+    let asked = (opened.season.backend == "cuda").then(|| opened.machine.gpus.first().cloned()).flatten();
+    clock.or(asked).map_or(host.clone(), |gpu| format!("{gpu} ({host})"))
 }

@@ -49,6 +49,15 @@ pub enum Error {
         source: io::Error,
     },
 
+    /// A problem whose rule takes the results of different inputs for each other.
+    #[error(
+        "problem {problem} cannot be judged: by its rule the result of one input is right for another too, and so are old results, or zeros; make its tolerance a small part of its numbers, or give it inputs that change the result"
+    )]
+    Blind {
+        /// The problem.
+        problem: String,
+    },
+
     /// A season, or a part of it, that breaks the rules before it begins.
     #[error("{what}: {problem}; {remedy}")]
     Rules {

@@ -100,6 +100,10 @@ impl Official {
         };
         let champion = self.examined(champion)?.map_err(|fault| failed_champion(&fault))?;
         let [mut found, theirs] = examine([contestant.as_ref(), champion.as_ref()], &questions, seed)?;
+        let blind = self.problems().iter().find(|task| theirs.blind().any(|name| name == task.name()));
+        if let (Some(task), true) = (blind, found.correctness.passed()) {
+            return Err(Error::Blind { problem: task.name() });
+        }
         if theirs.correctness.fault.is_some() && found.correctness.fault.is_none() {
             found = without_the_champion(contestant.as_ref(), champion.as_ref(), &questions, seed)?;
         } else if found.correctness.passed() {

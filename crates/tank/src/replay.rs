@@ -133,6 +133,8 @@ pub struct Replayed {
     pub second: Vec<String>,
     /// Every total.
     pub totals: Vec<Total>,
+    /// How safe each pitch is in the judges' mean, where that was a criterion.
+    pub safety: Vec<(String, f64)>,
     /// What the vote builds.
     pub winner: Option<String>,
     /// What was built.
@@ -187,6 +189,7 @@ fn replay(round: &WrittenRound) -> Result<Replayed> {
         physics: round.physics.clone(),
         revised: built.map(|pitch| pitch.revised.clone()).unwrap_or_default(),
         totals,
+        safety: names.iter().filter_map(|pitch| Some((pitch.clone(), safety(&sharks, pitch)?))).collect(),
         winner: tally.winner().map(str::to_owned),
         built: round.built.clone(),
         outcome: round.outcome.clone(),
@@ -195,6 +198,13 @@ fn replay(round: &WrittenRound) -> Result<Replayed> {
         speedups,
         judgement,
     })
+}
+
+/// The mean score of a pitch for `risk`, of those who scored that.
+fn safety(sharks: &[(Shark, Vec<Ballot>)], pitch: &str) -> Option<f64> {
+    let ballots = sharks.iter().flat_map(|(_, ballots)| ballots).filter(|ballot| ballot.pitch == pitch);
+    let scores: Vec<f64> = ballots.filter_map(|ballot| ballot.scores.get("risk").copied()).collect();
+    (!scores.is_empty()).then(|| scores.iter().sum::<f64>() / scores.len() as f64)
 }
 
 fn shark(written: &WrittenShark) -> Result<(Shark, Vec<Ballot>)> {

@@ -109,6 +109,17 @@ pub fn models() -> Vec<Model> {
             ..sigmoid
         },
         Model {
+            name: "deepseek-v4-flash",
+            why: "roots of softplus with a correction, and a gate with limits",
+            experts: [256, 6],
+            widths: [4096, 2048],
+            scoring: Scoring::SqrtSoftplus,
+            scaling: 1.5,
+            shared: Some(2048),
+            gate: Gate::SiluLimited { limit: 10.0 },
+            ..COMMON
+        },
+        Model {
             name: "minimax-m2",
             why: "sigmoids and nothing shared",
             experts: [256, 8],
@@ -215,7 +226,7 @@ impl Model {
             shared = Some(if self.shared_gate { own.with_gate(gate)? } else { own });
         }
         let mut router = Router::new(self.scoring, experts, top_k)?.with_scaling(self.scaling)?;
-        if self.scoring == Scoring::Sigmoid {
+        if matches!(self.scoring, Scoring::Sigmoid | Scoring::SqrtSoftplus) {
             router = router.with_correction((0..experts).map(|_| normal(&mut rng) / 8.0).collect::<Vec<_>>())?;
         }
         if let Some(groups) = self.groups {

@@ -19,6 +19,7 @@ use super::args::Args;
 use super::checked::{checked, computed};
 use super::record::{Device, DeviceCase, DeviceCeilings, DeviceRecord, Head};
 use super::rotation::Kind;
+use super::stop;
 use crate::computed::{Clock, Computed};
 use crate::selection::Chosen;
 use crate::timing::Spread;
@@ -52,7 +53,7 @@ pub fn measure(args: &Args, cases: &[Chosen], engine: &Engine) -> Result<(Device
     let ceilings = DeviceCeilings { flops_per_second: TENSOR_FLOPS, bytes_per_second: clock::bandwidth(device)? };
     let bar = console::progress(cases.len());
     let (mut timed, mut wrong, mut loaded) = (Vec::new(), Vec::new(), None);
-    for case in cases {
+    for case in cases.iter().take_while(|_| !stop::asked()) {
         match time(args, case, engine, device, ceilings, &mut loaded, &bar) {
             Ok(case) => timed.push(case),
             // The others may still be right, and time on a GPU is dear.

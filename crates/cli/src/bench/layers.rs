@@ -18,6 +18,7 @@ use testkit::moe::{self, Instance, Model};
 use super::args::Args;
 use super::record::Head;
 use super::rotation::ROTATION;
+use super::stop;
 use crate::floor::{Floor, Rates};
 use crate::table::{self, Table};
 use crate::timing::Spread;
@@ -40,7 +41,7 @@ pub struct LayerRecord {
     machine: Machine,
     threads: usize,
     ceilings: Option<Rates>,
-    cases: Vec<LayerCase>,
+    pub cases: Vec<LayerCase>,
 }
 
 /// A model's layer with some tokens.
@@ -76,7 +77,7 @@ pub fn measure(args: &Args, models: &[Model], engine: &Engine) -> Result<LayerRe
     let mut floor = Floor::new(engine)?;
     let bar = console::progress(models.len() * args.tokens.len());
     let mut timed = Vec::new();
-    for model in models {
+    for model in models.iter().take_while(|_| !stop::asked()) {
         timed.extend(Loaded::new(args, model, engine, &bar)?.time(args, engine, &mut floor, &bar)?);
     }
     bar.finish_and_clear();
@@ -121,7 +122,7 @@ impl<'m> Loaded<'m> {
         let pack = |_| Experts::new(engine, &first.weights()?, LayerOptions::default());
         let layers = (0..copies).map(pack).collect::<hammerhead::Result<Vec<_>>>()?;
         let mut cases = Vec::with_capacity(args.tokens.len());
-        for &tokens in &args.tokens {
+        for &tokens in args.tokens.iter().take_while(|_| !stop::asked()) {
             bar.set_message(format!("checking {} with {tokens} tokens", model.name));
             cases.push(Timed::new(args, model, instance(tokens)?, &layers, engine)?);
         }
@@ -134,7 +135,7 @@ impl<'m> Loaded<'m> {
         let finished =
             |timed: &Timed| timed.seconds.len() >= SAMPLES && timed.seconds.iter().sum::<f64>() >= args.seconds;
         let mut turn = 0;
-        while !self.cases.iter().all(finished) {
+        while !self.cases.iter().all(finished) && !stop::asked() {
             floor.sample(engine.team());
             for timed in self.cases.iter_mut().filter(|timed| !finished(timed)) {
                 turn += 1;
@@ -144,7 +145,7 @@ impl<'m> Loaded<'m> {
         floor.sample(engine.team());
         bar.inc(self.cases.len() as u64);
         let report = |timed: Timed| LayerCase { cold: Spread::of(&timed.seconds), ..timed.case };
-        Ok(self.cases.into_iter().map(report).collect())
+        Ok(self.cases.into_iter().filter(|timed| !timed.seconds.is_empty()).map(report).collect())
     }
 }
 
@@ -270,10 +271,10 @@ pub fn table(record: &LayerRecord) -> String {
             table::seconds_between(case.cold.p10, case.cold.p90),
             table::three_digits(case.weight_bytes / case.cold.median / 1e9),
             table::three_digits(case.flops / case.cold.median / 1e9),
-            table::percent(case.cold_of_floor),
+            table::of_floor(case.cold_of_floor),
             format!("{}/{}/{}", case.activation, case.gate, case.output),
             case.backend.clone(),
-            table::percent(Some(case.max_error_of_bound)),
+            table::of_bound(case.max_error_of_bound),
         ]);
     }
     table.text()

@@ -14,6 +14,7 @@ mod regret;
 mod rotation;
 mod rounds;
 mod scaling;
+mod stop;
 mod tables;
 
 use std::path::PathBuf;
@@ -28,6 +29,9 @@ use self::reading::Record;
 use crate::computed::{Computed, on_device};
 use crate::selection::{Chosen, Defaults};
 use crate::{Error, Result, console, files};
+
+/// The exit status after Ctrl-C, as shells have it.
+pub const INTERRUPTED: u8 = 130;
 
 /// Measures, prints and writes.
 pub fn bench(args: &Args) -> Result<()> {
@@ -55,6 +59,7 @@ pub fn bench(args: &Args) -> Result<()> {
     args.export.iter().try_for_each(|path| files::Form::of(path).map(drop))?;
     let against = args.against.iter().map(|path| Record::open(path)).collect::<Result<Vec<Record>>>()?;
     let results = Results { args, against };
+    stop::listen();
     if !models.is_empty() {
         return bench_layers(results, &models, &engine);
     }
@@ -70,7 +75,10 @@ struct Results<'a> {
 impl Results<'_> {
     /// Writes what was measured to where it was asked for, and prints it. All but JSON is made from what a reader of
     /// the record would see.
-    fn keep(&self, record: &impl Serialize, tables: impl FnOnce() -> String) -> Result<()> {
+    fn keep(&self, record: &impl Serialize, measured: usize, tables: impl FnOnce() -> String) -> Result<()> {
+        if measured == 0 {
+            stop::check(measured)?;
+        }
         let text = console::json_text(record)?;
         for path in &self.args.export {
             files::write_report(path, &export::written(path, &text)?)?;
@@ -96,21 +104,22 @@ fn bench_layers(results: Results<'_>, models: &[Model], engine: &Engine) -> Resu
         return Err(Error::LayerOption { option, remedy: "leave it out" });
     }
     let record = layers::measure(args, models, engine)?;
-    results.keep(&record, || layers::table(&record))?;
+    results.keep(&record, record.cases.len(), || layers::table(&record))?;
     console::remark(&layers::remarks(&record));
-    Ok(())
+    stop::check(record.cases.len())
 }
 
 fn bench_host(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result<()> {
     if results.args.regret {
         let record = regret::measure(results.args, cases, engine)?;
-        return results.keep(&record, || regret::table(&record));
+        results.keep(&record, record.cases.len(), || regret::table(&record))?;
+        return stop::check(record.cases.len());
     }
     let record = rounds::measure(results.args, cases, engine)?;
     let computed = record.cases.iter().map(|case| &case.computed);
-    results.keep(&record, || results.explained(tables::host(&record), computed))?;
+    results.keep(&record, record.cases.len(), || results.explained(tables::host(&record), computed))?;
     console::remark(&tables::host_remarks(&record));
-    Ok(())
+    stop::check(record.cases.len())
 }
 
 fn bench_device(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Result<()> {
@@ -121,8 +130,8 @@ fn bench_device(results: Results<'_>, cases: &[Chosen], engine: &Engine) -> Resu
     }
     let (record, wrong) = gpu::measure(results.args, cases, engine)?;
     let computed = record.cases.iter().map(|case| &case.computed);
-    results.keep(&record, || results.explained(tables::device(&record), computed))?;
+    results.keep(&record, record.cases.len(), || results.explained(tables::device(&record), computed))?;
     console::remark(&tables::device_remarks(&record));
     wrong.iter().skip(1).for_each(|error| console::remark(&error.to_string()));
-    wrong.into_iter().next().map_or(Ok(()), Err)
+    wrong.into_iter().next().map_or_else(|| stop::check(record.cases.len()), Err)
 }

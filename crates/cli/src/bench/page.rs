@@ -1,8 +1,10 @@
 //! What was measured as one page. Records of others stand beside it, problem by problem, and every number of a bar is
 //! in a table too.
 
-use super::reading::{Record, Row, Times};
-use crate::page::{self, escape};
+use page::bars::Time;
+use page::{Page, escape, facts, legend, of_floor};
+
+use super::reading::{Record, Row};
 use crate::table;
 
 /// The rows of one problem: this run's, and those of other records for the same.
@@ -23,15 +25,42 @@ struct Line<'r> {
 /// The page of this run's record, with others beside it.
 pub fn html(own: &Record, others: &[Record]) -> String {
     let blocks = blocks(own, others);
+    let known = [
+        ("machine", Some(own.about.clone())),
+        ("date", own.at.clone()),
+        ("ceilings", own.ceilings.clone()),
+        ("command", own.command.clone()),
+    ];
+    let known: Vec<(&str, String)> = known
+        .into_iter()
+        .filter_map(|(name, value)| {
+            let value = escape(&value?);
+            Some((name, if name == "command" { format!("<code>{value}</code>") } else { value }))
+        })
+        .collect();
     let charts: String = blocks.iter().map(chart).collect();
-    let body = format!(
-        "{}<section id=\"times\">\n<h2>Time against the floor</h2>\n{}{charts}</section>\n\
-         <section id=\"numbers\">\n<h2>Numbers</h2>\n{}</section>\n",
-        beside(others, &blocks),
-        legend(&blocks),
-        numbers(&blocks),
-    );
-    page::html("hammerhead bench", &own.about, &body)
+    Page::new("hammerhead bench", &format!("{}{}", headline(own), facts(&known)))
+        .section("beside", "Beside it", &beside(others, &blocks))
+        .section("times", "Time against the floor", &format!("{}{charts}", explained(&blocks)))
+        .section("numbers", "Numbers", &numbers(&blocks))
+        .html()
+}
+
+/// How near the run's first clock comes to the floor, over all problems.
+fn headline(own: &Record) -> String {
+    let Some(clock) = own.rows.first().map(|row| row.clock) else { return String::new() };
+    let of_clock = own.rows.iter().filter(|row| row.clock == clock);
+    let reached = of_clock.filter_map(|row| Some(of_floor(row.floor?, row.times.median))).filter(|part| *part > 0.0);
+    let reached: Vec<f64> = reached.map(f64::ln).collect();
+    if reached.is_empty() {
+        return String::new();
+    }
+    let (mean, count) = ((reached.iter().sum::<f64>() / reached.len() as f64).exp(), reached.len());
+    format!(
+        "<p class=\"headline\"><strong>{mean:.0} %</strong> of the floor</p>\n<p>The geometric mean over {count} {}, {clock}: 100 % is the least time \
+         that this machine's arithmetic and memory allow.</p>\n",
+        if count == 1 { "row" } else { "rows" }
+    )
 }
 
 /// Gathers the rows of each problem that this run has.
@@ -70,24 +99,24 @@ fn beside(others: &[Record], blocks: &[Block<'_>]) -> String {
     }
     let list: String = others.iter().map(one).collect();
     format!(
-        "<p>Beside it:</p>\n<ul>{list}</ul>\n<p class=\"fine\">Other records are of other runs: a shared machine changes its speed \
+        "<ul>{list}</ul>\n<p class=\"fine\">Other records are of other runs: a shared machine changes its speed \
          from minute to minute, and only times of one run on one machine compare well.</p>\n"
     )
 }
 
-fn legend(blocks: &[Block<'_>]) -> String {
+fn explained(blocks: &[Block<'_>]) -> String {
     let lines = || blocks.iter().flat_map(|block| &block.lines);
     let tenths = lines().any(|line| line.row.times.range().is_some_and(|(_, half)| !half));
     let tenths = if tenths { " (of older records the middle eight tenths)" } else { "" };
-    let other = match lines().any(|line| line.beside.is_some()) {
-        true => " <span class=\"key beside\"></span> other records.",
-        false => "",
-    };
-    format!(
-        "<p class=\"fine\"><span class=\"key ours\"></span> this run.{other} A bar ends at the median, a tick in the colour of the \
-         text; the strong stretch is the middle half of the samples{tenths}, the long coloured tick the best. The dashed line is the floor: the least time that \
-         the machine's arithmetic and memory would allow. Each problem has a scale of its own, from zero.</p>\n"
-    )
+    let mut keys = vec![("ours", "this run")];
+    if lines().any(|line| line.beside.is_some()) {
+        keys.push(("beside", "other records"));
+    }
+    let remark = format!(
+        "A bar ends at the median; the whisker is the middle half of the samples{tenths}. The dashed line is the floor: the least time that the \
+         machine's arithmetic and memory would allow. Each problem has a scale of its own, from zero."
+    );
+    legend(&keys, &remark)
 }
 
 /// The clocks of a block in the order in which they were met.
@@ -103,20 +132,19 @@ fn clocks(block: &Block<'_>) -> Vec<&'static str> {
 
 /// One problem: a bar for everyone who computed it, clock by clock.
 fn chart(block: &Block<'_>) -> String {
-    let ends = block.lines.iter().map(|line| end(&line.row.times).max(line.row.floor.unwrap_or(0.0)));
+    let ends = block.lines.iter().map(|line| time(line.row, line.row.floor).end());
     let scale = 1.02 * ends.fold(f64::MIN_POSITIVE, f64::max);
     let about = [block.gate.map(|gate| format!("gate {gate}")), block.output.map(|output| format!("result {output}"))];
     let about = about.into_iter().flatten().collect::<Vec<_>>().join(", ");
     let mut text = format!("<h3>{}</h3>\n<p class=\"fine\">{}</p>\n", escape(block.problem), escape(&about));
     for clock in clocks(block) {
         let lines = || block.lines.iter().filter(|line| line.row.clock == clock);
-        let floor = lines().find_map(|line| line.row.floor);
         text += &format!("<h4>{clock}</h4>\n");
         text.extend(lines().map(|line| {
-            let (label, class) = (escape(&label(line)), class(line));
+            let (label, class, floor) = (escape(&label(line)), class(line), floor(block, line));
             format!(
-                "<div class=\"row {class}\"><div>{label}</div><div>{}</div><div class=\"figures\">{}</div></div>\n",
-                bar(&label, &line.row.times, floor, scale),
+                "<div class=\"row plain {class}\"><div>{label}</div><div>{}</div><div class=\"figures\">{}</div></div>\n",
+                time(line.row, floor).bar(&format!("{label}: {}", table::seconds(line.row.times.median)), scale),
                 figures(block, line, floor),
             )
         }));
@@ -132,19 +160,25 @@ fn class(line: &Line<'_>) -> &'static str {
     if line.beside.is_some() { "beside" } else { "ours" }
 }
 
-/// Where a bar and its range end.
-fn end(times: &Times) -> f64 {
-    times.range().map_or(times.median, |((_, high), _)| high.max(times.median))
+/// A row's floor: its record's own, else that of the first row of the same problem and clock that has one.
+fn floor(block: &Block<'_>, line: &Line<'_>) -> Option<f64> {
+    let same = block.lines.iter().filter(|other| other.row.clock == line.row.clock);
+    line.row.floor.or_else(|| same.into_iter().find_map(|other| other.row.floor))
+}
+
+/// What is drawn of a row.
+fn time(row: &Row, floor: Option<f64>) -> Time {
+    Time { median: row.times.median, range: row.times.range().map(|(range, _)| range), floor }
 }
 
 /// The numbers beside a bar.
 fn figures(block: &Block<'_>, line: &Line<'_>, floor: Option<f64>) -> String {
-    let of_floor = floor.map(|floor| format!(", {:.0} % of floor", 100.0 * floor / line.row.times.median));
+    let reached = floor.map(|floor| format!(", {:.0} % of the floor", of_floor(floor, line.row.times.median)));
     let ratio = ratio(block, line).map(|ratio| format!(", {ratio:.2}×"));
     format!(
         "{}{}{}",
         table::seconds(line.row.times.median),
-        of_floor.unwrap_or_default(),
+        reached.unwrap_or_default(),
         ratio.filter(|_| line.beside.is_some()).unwrap_or_default()
     )
 }
@@ -153,27 +187,6 @@ fn figures(block: &Block<'_>, line: &Line<'_>, floor: Option<f64>) -> String {
 fn ratio(block: &Block<'_>, line: &Line<'_>) -> Option<f64> {
     let first = block.lines.iter().find(|own| own.beside.is_none() && own.row.clock == line.row.clock)?;
     Some(line.row.times.median / first.row.times.median)
-}
-
-/// A bar from zero to the median on a scale that ends at `scale`.
-fn bar(label: &str, times: &Times, floor: Option<f64>, scale: f64) -> String {
-    let x = |seconds: f64| 1000.0 * seconds / scale;
-    let tick = |class: &str, seconds: f64, [top, bottom]: [u32; 2]| {
-        let x = x(seconds);
-        format!("<line class=\"{class}\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>")
-    };
-    let mut marks = format!("<rect class=\"time\" x=\"0\" y=\"3\" width=\"{:.1}\" height=\"12\"/>", x(times.median));
-    if let Some(((low, high), _)) = times.range() {
-        let (left, width) = (x(low), (x(high) - x(low)).max(1.5));
-        marks += &format!("<rect class=\"range\" x=\"{left:.1}\" y=\"6\" width=\"{width:.1}\" height=\"6\"/>");
-    }
-    marks.extend(times.best.map(|best| tick("best", best, [1, 17])));
-    marks += &tick("median", times.median, [3, 15]);
-    marks.extend(floor.map(|floor| tick("floor", floor, [0, 18])));
-    let title = format!("{label}: {}", table::seconds(times.median));
-    format!(
-        "<svg class=\"bar\" viewBox=\"0 0 1000 18\" preserveAspectRatio=\"none\" role=\"img\"><title>{title}</title>{marks}</svg>"
-    )
 }
 
 /// Every number of the bars, and what was configured.
@@ -186,7 +199,7 @@ fn numbers(blocks: &[Block<'_>]) -> String {
         ">best",
         ">middle half",
         ">floor",
-        ">of floor",
+        ">of the floor",
         ">÷ first",
         ">samples",
         "configuration",
@@ -198,23 +211,26 @@ fn numbers(blocks: &[Block<'_>]) -> String {
         let range = times.range().map_or("—".to_owned(), |((low, high), half)| {
             format!("{}…{}{}", table::seconds(low), table::seconds(high), if half { "" } else { " (eight tenths)" })
         });
+        let floor = floor(block, line);
+        let reached = floor.map(|floor| format!("{:.0} %", of_floor(floor, times.median)));
+        let known = |text: Option<String>| text.unwrap_or_else(|| "—".to_owned());
         rows.push([
-            row.problem.clone(),
-            label(line),
+            escape(&row.problem),
+            format!("<span class=\"nowrap\">{}</span>", escape(&label(line))),
             row.clock.to_owned(),
-            format!(">{}", seconds(Some(times.median))),
-            format!(">{}", seconds(times.best)),
-            format!(">{range}"),
-            format!(">{}", seconds(row.floor)),
-            format!(">{}", table::percent(row.floor.map(|floor| floor / times.median))),
-            format!(">{}", ratio(block, line).map_or("—".to_owned(), |ratio| format!("{ratio:.2}"))),
-            format!(">{}", times.samples.map_or("—".to_owned(), |samples| samples.to_string())),
-            row.config.clone().unwrap_or_default(),
+            seconds(Some(times.median)),
+            seconds(times.best),
+            range,
+            seconds(floor),
+            known(reached),
+            known(ratio(block, line).map(|ratio| format!("{ratio:.2}"))),
+            known(times.samples.map(|samples| samples.to_string())),
+            row.config.as_ref().map(|config| format!("<code>{}</code>", escape(config))).unwrap_or_default(),
         ]);
     }
     format!(
         "<p class=\"fine\">÷ first is a median over that of this run's first row for the same problem and clock.</p>\n{}",
-        page::table(&head, rows.iter().map(|cells| &cells[..]))
+        page::table(&head, rows)
     )
 }
 
@@ -229,7 +245,8 @@ mod tests {
     fn own() -> Record {
         record(
             "this run",
-            r#"{"version": "1<2", "machine": {"cpu": "A & B"}, "cases": [
+            r#"{"version": "1<2", "at": "2026-01-02T03:04:05Z", "command": "hammerhead bench --seed '<'",
+                "ceilings": {"flops_per_second": {"median": 2e12, "best": 3e12}, "bytes_per_second": 5e10}, "machine": {"cpu": "A & B"}, "cases": [
                 {"problem": "1×2×16", "gate": "silu", "output": "f16", "activation": "nvfp4", "backend": "amx",
                  "config": "tile=1", "floor_seconds": 0.001,
                  "cold": {"median": 0.004, "best": 0.002, "p25": 0.003, "p75": 0.008, "samples": 9},
@@ -238,24 +255,31 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_has_its_median_best_range_and_floor_to_scale() {
+    fn a_row_has_one_bar_one_whisker_and_one_floor_to_scale() {
         let page = html(&own(), &[]);
         // The range of the cold row ends at 8 ms, and the scale 2 % beyond.
         let x = |milliseconds: f64| format!("{:.1}", 1000.0 * milliseconds / 8.16);
         for mark in [
             format!("<rect class=\"time\" x=\"0\" y=\"3\" width=\"{}\"", x(4.0)),
-            format!("<rect class=\"range\" x=\"{}\" y=\"6\" width=\"{}\"", x(3.0), x(5.0)),
-            format!("<line class=\"best\" x1=\"{}\"", x(2.0)),
-            format!("<line class=\"median\" x1=\"{}\"", x(4.0)),
+            format!("<line class=\"whisker\" x1=\"{}\" x2=\"{}\" y1=\"9\"", x(3.0), x(8.0)),
             format!("<line class=\"floor\" x1=\"{}\"", x(1.0)),
         ] {
             assert!(page.contains(&mark), "no {mark} in {page}");
         }
-        for number in ["4.00 ms", "3.00 ms…8.00 ms", "25.0 %", "1.00 ms…3.00 ms (eight tenths)"] {
+        for number in [
+            "4.00 ms",
+            "3.00 ms…8.00 ms",
+            "25 %",
+            "<strong>25 %</strong> of the floor",
+            "1.00 ms…3.00 ms (eight tenths)",
+        ] {
             assert!(page.contains(number), "no {number} in the table");
         }
+        for known in ["2026-01-02T03:04:05Z", "--seed '&lt;'", "2000 GFLOP/s, 50.0 GB/s from memory"] {
+            assert!(page.contains(known), "no {known}");
+        }
         assert!(page.contains("A &amp; B") && page.contains("hammerhead 1&lt;2"));
-        assert!(!page.contains("other records."), "there are none");
+        assert!(!page.contains("other records"), "there are none");
     }
 
     #[test]
@@ -268,7 +292,10 @@ mod tests {
                 {"problem": "9×9×16", "cold": {"median": 0.5}}]}"#,
         );
         let page = html(&own(), &[other]);
-        assert!(page.contains("torch bf16 (peer&lt;s&gt;)") && page.contains("12.0 ms, 8 % of floor, 3.00×"), "{page}");
+        assert!(
+            page.contains("torch bf16 (peer&lt;s&gt;)") && page.contains("12.0 ms, 8 % of the floor, 3.00×"),
+            "{page}"
+        );
         assert!(page.contains("2 of its rows are of problems that this run does not have"), "{page}");
         assert!(!page.contains("9×9×16") && !page.contains("500 ms"), "{page}");
     }

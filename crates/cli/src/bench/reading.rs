@@ -13,7 +13,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::{Error, Result};
+use crate::{Error, Result, table};
 
 /// A record, brought to one form.
 #[derive(Debug)]
@@ -22,6 +22,10 @@ pub struct Record {
     pub name: String,
     /// On what it was measured, by what.
     pub about: String,
+    /// When, by which command, and under which ceilings, as far as the record says.
+    pub at: Option<String>,
+    pub command: Option<String>,
+    pub ceilings: Option<String>,
     pub rows: Vec<Row>,
 }
 
@@ -68,6 +72,9 @@ impl Times {
 
 #[derive(Deserialize)]
 struct Written {
+    at: Option<String>,
+    command: Option<String>,
+    ceilings: Option<Ceilings>,
     version: Option<String>,
     torch: Option<String>,
     machine: Option<Machine>,
@@ -89,6 +96,28 @@ struct Machine {
 enum Device {
     Name(String),
     Described { name: String },
+}
+
+#[derive(Deserialize)]
+struct Ceilings {
+    flops_per_second: Ceiling,
+    bytes_per_second: Ceiling,
+}
+
+/// A device's is one number, a host's the middle of several samples.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ceiling {
+    One(f64),
+    Several { median: f64 },
+}
+
+impl Ceiling {
+    fn rate(&self) -> f64 {
+        match self {
+            Self::One(rate) | Self::Several { median: rate } => *rate,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -139,12 +168,21 @@ impl Record {
         }
         match rows.iter().find(|row| !row.times.are_times()) {
             Some(row) => Err(format!("a {} time of {} is below zero", row.clock, row.problem)),
-            None => Ok(Self { name: name.to_owned(), about: written.about(), rows }),
+            None => {
+                let (name, about, ceilings) = (name.to_owned(), written.about(), written.ceilings());
+                Ok(Self { name, about, at: written.at, command: written.command, ceilings, rows })
+            }
         }
     }
 }
 
 impl Written {
+    fn ceilings(&self) -> Option<String> {
+        let Ceilings { flops_per_second, bytes_per_second } = self.ceilings.as_ref()?;
+        let (flops, bytes) = (flops_per_second.rate() / 1e9, bytes_per_second.rate() / 1e9);
+        Some(format!("{} GFLOP/s, {} GB/s from memory", table::three_digits(flops), table::three_digits(bytes)))
+    }
+
     fn about(&self) -> String {
         let device = self.device.as_ref().map(|device| match device {
             Device::Name(name) | Device::Described { name } => name.clone(),

@@ -3,8 +3,10 @@
 use hammerhead::Engine;
 use hammerhead::machine::Machine;
 use serde::Serialize;
+use tank::ledger;
 
 use super::scaling::Scaling;
+use super::stop;
 use crate::computed::Computed;
 use crate::floor::Rates;
 use crate::timing::Spread;
@@ -17,6 +19,12 @@ const SCHEMA: u32 = 1;
 pub struct Head {
     schema: u32,
     version: &'static str,
+    /// When it was written, and by which command.
+    at: String,
+    command: String,
+    /// Whether Ctrl-C ended it before every case had had its time.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    interrupted: bool,
     /// The backends that were planned among.
     backend: String,
     pub seed: u64,
@@ -26,8 +34,20 @@ impl Head {
     /// What is known before anything is measured.
     pub fn new(engine: &Engine, seed: u64) -> Self {
         let backend = engine.backends().iter().map(|b| b.name()).collect::<Vec<_>>().join(", ");
-        Self { schema: SCHEMA, version: env!("CARGO_PKG_VERSION"), backend, seed }
+        let (version, at, command) = (env!("CARGO_PKG_VERSION"), ledger::now(), command());
+        Self { schema: SCHEMA, version, at, command, interrupted: stop::asked(), backend, seed }
     }
+}
+
+/// The command as one would type it again.
+fn command() -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_=./,:+×".contains(c);
+    let quoted = |word: String| match !word.is_empty() && word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    };
+    let words = std::env::args_os().skip(1).map(|word| quoted(word.to_string_lossy().into_owned()));
+    std::iter::once("hammerhead".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 /// Cases that were timed by the host's clock.

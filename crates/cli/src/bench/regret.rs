@@ -11,6 +11,7 @@ use testkit::cases::Instance;
 
 use super::args::Args;
 use super::rotation::{Kind, Roomed, Rotation, batches};
+use super::stop;
 use crate::selection::Chosen;
 use crate::subject::Subject;
 use crate::table::{self, Table};
@@ -32,12 +33,12 @@ const PAIRS: usize = 7;
 #[derive(Debug, Serialize)]
 pub struct RegretRecord {
     threads: usize,
-    cases: Vec<Regret>,
+    pub cases: Vec<Regret>,
 }
 
 /// The choice of one planner for one case.
 #[derive(Debug, Serialize)]
-struct Regret {
+pub struct Regret {
     problem: String,
     activation: String,
     /// One backend's name, or `auto` for the choice among all.
@@ -63,11 +64,11 @@ pub fn measure(args: &Args, cases: &[Chosen], engine: &Engine) -> Result<RegretR
     let bar = console::progress(cases.len() * planners.len());
     let mut record = RegretRecord { threads: engine.threads(), cases: Vec::new() };
     let room = memory::free().map_or(f64::INFINITY, |free| SHARE * free);
-    for Roomed { chosen, copies } in batches(cases, room)?.iter().flatten() {
+    for Roomed { chosen, copies } in batches(cases, room)?.iter().flatten().take_while(|_| !stop::asked()) {
         let case = &chosen.case;
         let instance = case.instance(args.selection.seed)?;
         let mut layers = Rotation::load(Kind::of(case), instance.weights.clone(), *copies, engine)?;
-        for planner in &planners {
+        for planner in planners.iter().take_while(|_| !stop::asked()) {
             bar.set_message(format!("timing candidates for {case}"));
             record.cases.push(Field::new(args, case.computed_problem()?, &instance, planner, engine)?.play(
                 args,

@@ -20,6 +20,7 @@ use super::checked::{checked, computed};
 use super::record::{Head, HostCase, HostRecord};
 use super::rotation::{Kind, Roomed, Rotation, batches};
 use super::scaling::Rivals;
+use super::stop;
 use crate::computed::{Clock, Computed, on_device};
 use crate::floor::{Floor, Rates};
 use crate::selection::Chosen;
@@ -43,6 +44,9 @@ pub fn measure(args: &Args, cases: &[Chosen], engine: &Engine) -> Result<HostRec
     let bar = console::progress(cases.len());
     let mut measured = Vec::new();
     for batch in batches(cases, memory::free().map_or(f64::INFINITY, |free| SHARE * free))? {
+        if stop::asked() {
+            break;
+        }
         measured.extend(Batch::load(args, &batch, engines, &bar)?.measure(args, engines, &mut floor, &bar)?);
     }
     bar.finish_and_clear();
@@ -96,7 +100,7 @@ impl Batch {
     fn load(args: &Args, roomed: &[Roomed<'_>], engines: Engines<'_>, bar: &ProgressBar) -> Result<Self> {
         let mut batch = Self { rotations: Vec::new(), cases: Vec::new() };
         let seed = args.selection.seed;
-        for Roomed { chosen, copies } in roomed {
+        for Roomed { chosen, copies } in roomed.iter().take_while(|_| !stop::asked()) {
             let case = &chosen.case;
             bar.set_message(format!("loading and checking {case}"));
             let mut instance = chosen.instance(seed)?;
@@ -140,11 +144,13 @@ impl Batch {
         loop {
             let unfinished = self.cases.iter().filter(|m| !m.is_finished(args.seconds)).count();
             bar.set_position(before + (self.cases.len() - unfinished) as u64);
-            if unfinished == 0 {
+            if unfinished == 0 || stop::asked() {
                 engines.probe(floor);
+                self.cases.retain(|measured| !measured.cold.is_empty());
                 return Ok(self.cases);
             }
-            for measured in self.cases.iter_mut().filter(|m| !m.is_finished(args.seconds)) {
+            let unfinished = self.cases.iter_mut().filter(|m| !m.is_finished(args.seconds));
+            for measured in unfinished.take_while(|_| !stop::asked()) {
                 if probed.is_none_or(|probed| probed.elapsed().as_secs_f64() > PROBE_EVERY) {
                     engines.probe(floor);
                     probed = Some(Instant::now());

@@ -3,6 +3,7 @@
 use super::record::{DeviceCeilings, DeviceRecord, HostRecord};
 use super::rotation::ROTATION;
 use super::scaling::Scaling;
+use crate::advice;
 use crate::computed::{COPIES_NOTE, Computed};
 use crate::table::{self, Table};
 use crate::timing::Spread;
@@ -20,12 +21,12 @@ pub fn host(record: &HostRecord) -> String {
             case.computed.planned.sizes(),
             table::seconds(case.cold.median) + if short { "*" } else { "" },
             range(&case.cold),
-            table::percent(case.cold_of_floor),
+            table::of_floor(case.cold_of_floor),
             table::seconds(case.warm.median),
             table::three_digits(case.computed.flops / case.warm.median / 1e9),
             case.computed.types(),
             case.computed.planned.backend_text(),
-            table::percent(Some(case.computed.max_error_of_bound)),
+            table::of_bound(case.computed.max_error_of_bound),
         ]);
     }
     let mut text = table.text();
@@ -38,13 +39,16 @@ pub fn host(record: &HostRecord) -> String {
     text + &scaling(record)
 }
 
-/// How every case was computed.
+/// How every case was computed, what bounds it by the model, and what to try against that.
 pub fn configurations<'a>(cases: impl Iterator<Item = &'a Computed>) -> String {
-    let mut table = Table::new(&["shape m×n×k", "backend", "configuration"]);
+    let mut table = Table::new(&["shape m×n×k", "backend", "configuration", "bound by"]);
+    let mut bounds = Vec::new();
     for Computed { planned, .. } in cases {
-        table.row([planned.problem.clone(), planned.backend_text(), planned.config.clone()]);
+        let (config, bound_by) = (planned.config.clone(), planned.bound_by);
+        table.row([planned.problem.clone(), planned.backend_text(), config, bound_by.to_owned()]);
+        bounds.push(bound_by);
     }
-    table.text()
+    table.text() + &advice::lines(bounds.into_iter())
 }
 
 /// What threads and grouping brought, where that was asked for.
@@ -89,12 +93,12 @@ pub fn device(record: &DeviceRecord) -> String {
             case.computed.planned.sizes(),
             microseconds(case.burst.median),
             range(&case.burst),
-            table::percent(Some(case.burst_of_floor)),
+            table::of_floor(Some(case.burst_of_floor)),
             microseconds(case.sustained.median),
             table::three_digits(case.computed.flops / case.burst.median / 1e12),
             case.computed.types(),
             case.computed.planned.backend.to_owned(),
-            table::percent(Some(case.computed.max_error_of_bound)),
+            table::of_bound(case.computed.max_error_of_bound),
         ]);
     }
     table.text()

@@ -1,10 +1,11 @@
 //! The page of a check: a card for each finding, with both sides of a race in the kernel's text, and timelines.
 
+use page::{Page, escape, facts, table};
 use ptx::Kernel;
 use sim::{Schedule, Timeline};
 
 use super::{Finding, Race, Report, Side};
-use crate::{page, timeline};
+use crate::timeline;
 
 /// Lines of the text that are shown before and behind one.
 const AROUND: usize = 3;
@@ -17,70 +18,53 @@ pub fn html(report: &Report, (kernel, text): (&Kernel, &str), runs: &[(Schedule,
         1 => format!("a finding under {schedules} schedules"),
         count => format!("{count} findings under {schedules} schedules"),
     };
-    let mut body = String::new();
-    if !findings.is_empty() {
-        let cards: String = findings.iter().map(|finding| card(finding, text)).collect();
-        body += &section("Findings", &cards);
-    }
-    if !suppressed.is_empty() {
-        let rows: Vec<[String; 3]> = suppressed
-            .iter()
-            .map(|passed| {
-                let line = passed.finding.line.map(|line| format!(">{line}")).unwrap_or_default();
-                [passed.finding.rule.to_owned(), line, passed.reason.clone()]
-            })
-            .collect();
-        body += &section("Let pass", &page::table(&["rule", ">line", "reason"], rows.iter().map(|row| &row[..])));
-    }
-    body += &section("Timelines", &timeline::panes(kernel, runs));
-    if !profile.is_empty() {
-        let lines: Vec<String> = profile.iter().map(|line| page::escape(line)).collect();
-        body += &section("What a run did", &format!("<pre>{}</pre>\n", lines.join("\n")));
-    }
-    page::html(&format!("Check of {}", report.kernel), &about, &body)
-}
-
-fn section(title: &str, body: &str) -> String {
-    format!("<section>\n<h2>{title}</h2>\n{body}</section>\n")
+    let cards: String = findings.iter().map(|finding| card(finding, text)).collect();
+    let passed = suppressed.iter().map(|passed| {
+        let line = passed.finding.line.map(|line| line.to_string()).unwrap_or_default();
+        [passed.finding.rule.to_owned(), line, escape(&passed.reason)]
+    });
+    let passed = if suppressed.is_empty() { String::new() } else { table(&["rule", ">line", "reason"], passed) };
+    let lines: Vec<String> = profile.iter().map(|line| escape(line)).collect();
+    let profile = if lines.is_empty() { String::new() } else { format!("<pre>{}</pre>\n", lines.join("\n")) };
+    Page::new(&format!("Check of {}", report.kernel), &format!("<p>{}</p>\n", escape(&about)))
+        .section("findings", "Findings", &cards)
+        .section("passed", "Let pass", &passed)
+        .section("timelines", "Timelines", &timeline::panes(kernel, runs))
+        .section("profile", "What a run did", &profile)
+        .html()
 }
 
 fn card(finding: &Finding, text: &str) -> String {
     let Finding { grade, report, rule, schedule, line, message, race, .. } = finding;
     let seen = report.map(|report| format!(" ({report})")).unwrap_or_default();
     let class = if *grade == "letter" { "note" } else { "error" };
-    let title = page::escape(&format!("{rule}{seen}"));
+    let title = escape(&format!("{rule}{seen}"));
     let mut card = format!("<div class=\"card\">\n<h3><span class=\"{class}\">{grade}</span>: {title}</h3>\n");
     match race {
         Some(race) => card += &sides(race, schedule, text),
         None => {
-            card += &facts(&[("schedule", schedule)]);
+            card += &facts(&[("schedule", escape(schedule))]);
             card.extend(line.map(|line| excerpt(text, line)));
         }
     }
-    card + &format!(
-        "<details><summary>all that is known</summary>\n<pre>{}</pre></details>\n</div>\n",
-        page::escape(message)
-    )
+    card + &format!("<details><summary>all that is known</summary>\n<pre>{}</pre></details>\n</div>\n", escape(message))
 }
 
 fn sides(race: &Race, schedule: &str, text: &str) -> String {
     let side = |title: &str, side: &Side| {
-        let about = facts(&[("access", &side.access), ("by", &side.by), ("source", &side.source)]);
+        let about = [("access", &side.access), ("by", &side.by), ("source", &side.source)];
+        let about = facts(&about.map(|(name, value)| (name, escape(value))));
         let written = match side.line {
             Some(line) => excerpt(text, line),
-            None => format!("<pre><mark>{}</mark></pre>\n", page::escape(&side.instruction)),
+            None => format!("<pre><mark>{}</mark></pre>\n", escape(&side.instruction)),
         };
         format!("<div>\n<h4>{title}</h4>\n{about}{written}</div>\n")
     };
     let known =
-        facts(&[("bytes", &race.place), ("lacks", &race.lacks), ("remedy", race.remedy), ("schedule", schedule)]);
+        [("bytes", race.place.as_str()), ("lacks", &race.lacks), ("remedy", race.remedy), ("schedule", schedule)];
+    let known = facts(&known.map(|(name, value)| (name, escape(value))));
     let (first, second) = (side("first", &race.first), side("second", &race.second));
     format!("{known}<div class=\"sides\">\n{first}{second}</div>\n")
-}
-
-fn facts(facts: &[(&str, &str)]) -> String {
-    let fact = |(name, value): &(&str, &str)| format!("<dt>{name}</dt><dd>{}</dd>\n", page::escape(value));
-    format!("<dl>\n{}</dl>\n", facts.iter().map(fact).collect::<String>())
 }
 
 /// A line of the text, counted from one, among its neighbours.
@@ -88,7 +72,7 @@ fn excerpt(text: &str, line: u32) -> String {
     let first = (line as usize).saturating_sub(AROUND + 1);
     let shown = text.lines().enumerate().skip(first).take(line as usize + AROUND - first);
     let each = shown.map(|(number, written)| {
-        let row = page::escape(&format!("{:>5}  {}", number + 1, written.trim_end().replace('\t', "    ")));
+        let row = escape(&format!("{:>5}  {}", number + 1, written.trim_end().replace('\t', "    ")));
         if number + 1 == line as usize { format!("<mark>{row}</mark>\n") } else { format!("{row}\n") }
     });
     format!("<pre>{}</pre>\n", each.collect::<String>())

@@ -1,39 +1,43 @@
 //! The page that shows a report.
 
+use page::{Page, details, escape};
 use serde_json::Value;
 
 use super::model::{self, Compared};
 use super::part::Part;
 use super::{Clocks, Report, WayReport};
-use crate::{page, table};
+use crate::table;
 
 /// The whole page.
 pub fn html(report: &Report) -> String {
     let Report { device, trial, seconds, version, .. } = report;
     let unfinished = report.doing.iter().map(|doing| paragraph(&format!("Not finished. Written while {doing}.")));
-    let mut body = unfinished.collect::<String>() + &device_section(report);
-    body += &section("Ways", &ways(report));
-    body += &section("Verified", &verified(&report.verify));
-    body += &section("Measured, and what the model says", &measured(report));
-    body += &section("Clocks", &clocks(&report.clocks));
     let about = format!(
         "{} ways tried, {} wrong; hammerhead {version}, {seconds:.0} s, kernels of family {}",
         trial.ways.len(),
         trial.wrong(),
         device.family
     );
-    page::html(&format!("First contact with {}", device.name), &about, &body)
+    let about = paragraph(&about) + &unfinished.collect::<String>();
+    Page::new(&format!("First contact with {}", device.name), &about)
+        .section("device", "Device", &device_table(report))
+        .section("ways", "Ways", &ways(report))
+        .section("verified", "Verified", &verified(&report.verify))
+        .section("measured", "Measured, and what the model says", &measured(report))
+        .section("clocks", "Clocks", &clocks(&report.clocks))
+        .html()
 }
 
-fn section(title: &str, body: &str) -> String {
-    format!("<section>\n<h2>{}</h2>\n{body}</section>\n", page::escape(title))
+/// A table of text.
+fn texts<const N: usize>(headings: &[&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    page::table(headings, rows.into_iter().map(|cells| cells.map(|cell| escape(&cell))))
 }
 
 fn paragraph(text: &str) -> String {
-    format!("<p>{}</p>\n", page::escape(text))
+    format!("<p>{}</p>\n", escape(text))
 }
 
-fn device_section(report: &Report) -> String {
+fn device_table(report: &Report) -> String {
     let device = &report.device;
     let rows = [
         ("GPU", device.name.clone()),
@@ -49,7 +53,7 @@ fn device_section(report: &Report) -> String {
         ("host", format!("{}, {} cores", report.machine.cpu, report.machine.cores)),
     ];
     let rows = rows.map(|(name, value)| [name.to_owned(), value]);
-    section("Device", &page::table(&["what", "found"], rows.iter().map(<[String; 2]>::as_slice)))
+    texts(&["what", "found"], rows)
 }
 
 fn ways(report: &Report) -> String {
@@ -61,35 +65,32 @@ fn ways(report: &Report) -> String {
     let left_out = trial.left_out.iter().flatten();
     let left_out: Vec<[String; 1]> = left_out.map(|left_out| [left_out.clone()]).collect();
     if !left_out.is_empty() {
-        body += &page::table(&["left out of plans"], left_out.iter().map(<[String; 1]>::as_slice));
+        body += &texts(&["left out of plans"], left_out);
     } else if trial.left_out.is_some() {
         body += &paragraph("No way was left out of plans.");
     }
     let row = |way: &WayReport| {
         let found = way.wrong.clone().unwrap_or_else(|| "right".to_owned());
-        [way.way.clone(), found, way.problem.clone(), way.config.clone(), format!(">{:.2}", way.seconds)]
+        [way.way.clone(), found, way.problem.clone(), way.config.clone(), format!("{:.2}", way.seconds)]
     };
     let rows: Vec<[String; 5]> = trial.ways.iter().map(row).collect();
-    let all =
-        page::table(&["way", "found", "problem", "configuration", ">s"], rows.iter().map(<[String; 5]>::as_slice));
-    body + &format!("<details><summary>All {} ways, {:.0} s</summary>\n{all}</details>\n", rows.len(), trial.seconds)
+    let summary = format!("All {} ways, {:.0} s", rows.len(), trial.seconds);
+    body + &details(&summary, &texts(&["way", "found", "problem", "configuration", ">s"], rows))
 }
 
 fn verified(parts: &[Part]) -> String {
     let row = |part: &Part| {
-        let count = |name: &str| part.number(name).map_or_else(|| ">".to_owned(), |number| format!(">{number}"));
+        let count = |name: &str| part.number(name).map(|number| number.to_string()).unwrap_or_default();
         let words = part.failed.clone().unwrap_or_else(|| "right".to_owned());
-        [part.command.clone(), count("passed"), count("failed"), format!(">{:.1}", part.seconds), words]
+        [part.command.clone(), count("passed"), count("failed"), format!("{:.1}", part.seconds), words]
     };
-    let rows: Vec<[String; 5]> = parts.iter().map(row).collect();
-    let headings = ["command", ">passed", ">failed", ">s", "found"];
-    let mut body = page::table(&headings, rows.iter().map(<[String; 5]>::as_slice));
+    let mut body = texts(&["command", ">passed", ">failed", ">s", "found"], parts.iter().map(row));
     let failures = parts.iter().filter_map(|part| part.said.as_ref()?.get("failures")?.as_array()).flatten();
     let text = |failure: &Value, name: &str| failure.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let each = |failure: &Value| ["case", "config", "first"].map(|name| text(failure, name));
     let rows: Vec<[String; 3]> = failures.map(each).collect();
     if !rows.is_empty() {
-        body += &page::table(&["case", "configuration", "what was wrong"], rows.iter().map(<[String; 3]>::as_slice));
+        body += &texts(&["case", "configuration", "what was wrong"], rows);
     }
     body
 }
@@ -97,13 +98,7 @@ fn verified(parts: &[Part]) -> String {
 fn measured(report: &Report) -> String {
     let failed = report.bench.iter().filter_map(|part| Some((part, part.failed.as_ref()?)));
     let mut body: String = failed.map(|(part, failed)| paragraph(&format!("{}: {failed}", part.command))).collect();
-    let right = |cells: [String; 7]| {
-        let mut cells = cells;
-        cells[2..6].iter_mut().for_each(|cell| cell.insert(0, '>'));
-        cells
-    };
-    let rows: Vec<[String; 7]> = report.model.iter().map(|compared| right(model::row(compared))).collect();
-    body += &page::table(&model::HEADINGS, rows.iter().map(<[String; 7]>::as_slice));
+    body += &texts(&model::HEADINGS, report.model.iter().map(model::row));
     body += &paragraph(
         "Burst is a call after a pause, sustained one under load, by the device's clock; planned is what the planner goes by. \
          Below, the same calls from first principles, phase by phase. Phases of a kernel cannot be timed apart.",
@@ -113,18 +108,16 @@ fn measured(report: &Report) -> String {
 
 fn phases(compared: &Compared) -> String {
     let Compared { problem, activation, config, burst, predicted, phases, .. } = compared;
-    let row = |phase: &model::PhaseRow| {
-        [phase.phase.to_owned(), format!(">{}", table::seconds(phase.seconds)), phase.bound_by.to_owned()]
-    };
-    let rows: Vec<[String; 3]> = phases.iter().map(row).collect();
+    let row =
+        |phase: &model::PhaseRow| [phase.phase.to_owned(), table::seconds(phase.seconds), phase.bound_by.to_owned()];
     let title = format!(
         "{problem} {activation}: {} predicted, {} measured ({:.2})",
         table::seconds(*predicted),
         table::seconds(*burst),
         predicted / burst
     );
-    let table = page::table(&["phase", ">predicted", "bound by"], rows.iter().map(<[String; 3]>::as_slice));
-    format!("<details><summary>{}</summary>\n{}{table}</details>\n", page::escape(&title), paragraph(config))
+    let table = texts(&["phase", ">predicted", "bound by"], phases.iter().map(row));
+    details(&escape(&title), &(paragraph(config) + &table))
 }
 
 fn clocks(clocks: &[Clocks]) -> String {
@@ -135,7 +128,7 @@ fn clocks(clocks: &[Clocks]) -> String {
         let mut values = values;
         values.sort_by(f64::total_cmp);
         let at = |part: f64| values.get((part * (values.len().max(1) - 1) as f64) as usize).copied();
-        let cell = |value: Option<f64>| value.map_or_else(|| ">".to_owned(), |value| format!(">{value:.0} {unit}"));
+        let cell = |value: Option<f64>| value.map(|value| format!("{value:.0} {unit}")).unwrap_or_default();
         [name.to_owned(), cell(at(0.0)), cell(at(0.5)), cell(at(1.0))]
     };
     let each = |value: fn(&Clocks) -> Option<f64>| clocks.iter().filter_map(value).collect::<Vec<f64>>();
@@ -153,6 +146,5 @@ fn clocks(clocks: &[Clocks]) -> String {
     } else {
         format!("Held down by {}.", held.join(", "))
     };
-    page::table(&["while it was timed", ">least", ">median", ">most"], rows.iter().map(<[String; 4]>::as_slice))
-        + &paragraph(&held)
+    texts(&["while it was timed", ">least", ">median", ">most"], rows) + &paragraph(&held)
 }

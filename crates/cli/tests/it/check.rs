@@ -6,7 +6,7 @@ use std::process::Output;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
-use crate::common::{hammerhead, stderr, stdout};
+use crate::common::{hammerhead, page, stderr, stdout};
 
 /// Each thread hands its number to its neighbour through shared memory; the barrier between can be left out.
 fn neighbours(barrier: &str) -> String {
@@ -90,7 +90,7 @@ fn a_missing_barrier_is_a_race_at_its_line() {
 #[test]
 fn a_race_has_two_sides_in_json_and_on_the_page() {
     let folder = folder();
-    let html = folder.path().join("hand.html");
+    let html = page("race.html");
     let output = check(folder.path(), &neighbours(""), LAUNCH, &["--json", "--html", html.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let report: Value = serde_json::from_str(&stdout(&output)).unwrap();

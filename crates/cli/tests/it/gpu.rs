@@ -3,7 +3,9 @@
 
 use std::process::Command;
 
-use crate::common::{Operand, Random, assert_refused, command, hammerhead, stderr, stdout, succeed, write_problem};
+use crate::common::{
+    Operand, Random, assert_refused, command, hammerhead, page, stderr, stdout, succeed, write_problem,
+};
 use hammerhead::Backend;
 use ptx::assemble::{Assembler, VARIABLE};
 use serde_json::Value;
@@ -157,8 +159,7 @@ fn the_kernel_passes_in_the_simulator_and_every_mutation_of_it_is_caught() {
 
 #[test]
 fn a_kernel_s_timeline_is_a_page() {
-    let folder = tempfile::tempdir().unwrap();
-    let html = folder.path().join("timeline.html");
+    let html = page("timeline.html");
     succeed(["sim", "--way", "1", "--seeds", "1", "--html", html.to_str().unwrap()]);
     let page = std::fs::read_to_string(html).unwrap();
     for part in [
@@ -252,6 +253,22 @@ fn a_gpu_that_is_not_there_is_predicted_phase_by_phase() {
             ["512 tokens, 8 of 128 experts, 2048→768→2048", "gate and up", "each token's results summed", family];
         assert!(words.iter().all(|word| text.contains(word)), "{device}: {text}");
     }
+    let html = page("explain.html");
+    let html = html.to_str().unwrap();
+    let both =
+        ["run", "--suite", "dual", "--activation", "nvfp4", "--explain", "--device", "b200,h200", "--html", html];
+    let text = succeed(both);
+    assert!(
+        text.contains("on b200") && text.contains("on h200") && text.contains("bound by device memory: reading"),
+        "{text}"
+    );
+    let page = std::fs::read_to_string(html).unwrap();
+    assert_eq!(
+        page.matches("<svg class=\"waterfall\"").count(),
+        2 * page.matches("<h3>").count(),
+        "two GPUs per problem"
+    );
+    assert!(page.contains("nothing was measured") && page.contains("last tile to C"));
     assert_refused(&hammerhead(["run", "--suite", "moe"]), &["verify or bench", "--explain and --device"]);
     assert_refused(&hammerhead(["run", "--explain", "--device", "v100"]), &["v100", "h200"]);
     assert_eq!(

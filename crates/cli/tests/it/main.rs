@@ -5,6 +5,7 @@ mod check;
 mod checkpoints;
 mod commands;
 mod common;
+mod defaults;
 mod doctor;
 mod driver;
 mod gpu;

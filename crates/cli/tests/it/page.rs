@@ -1,15 +1,8 @@
 //! `hammerhead bench --html`: one page of what was measured, with records of before and of others beside it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::common::{assert_refused, hammerhead, succeed};
-
-/// A folder for these tests alone.
-fn folder() -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
-    std::fs::create_dir_all(&folder).unwrap();
-    folder
-}
+use crate::common::{assert_refused, hammerhead, page, succeed};
 
 fn bench<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&["bench", "--shape", "3,5x40x64", "--shape", "256x4096x64", "--seconds", "0.01"], more].concat()
@@ -17,7 +10,7 @@ fn bench<'a>(more: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn a_page_shows_this_run_and_a_record_of_before_beside_it() {
-    let (json, html) = (folder().join("before.json"), folder().join("bench.html"));
+    let (json, html) = (page("before.json"), page("bench.html"));
     let (json, html) = (json.to_str().unwrap(), html.to_str().unwrap());
     succeed(bench(&["--export", json]));
     succeed(bench(&["--html", html, "--against", json]));
@@ -28,13 +21,18 @@ fn a_page_shows_this_run_and_a_record_of_before_beside_it() {
     // Two problems by two clocks, in this run and in the one before.
     assert_eq!(page.matches("<svg class=\"bar\"").count(), 8);
     assert_eq!(page.matches("<tr><td>").count(), 8, "every bar's numbers are in the table");
-    assert_eq!(page.matches("class=\"range\"").count(), 8, "the spread is drawn");
+    assert_eq!(page.matches("class=\"whisker\"").count(), 3 * 8, "a line and its two ends");
+    assert_eq!(page.matches("<line class=\"floor\"").count(), 8);
+    for known in ["of the floor</p>", "<dt>date</dt>", "<dt>ceilings</dt>", "<code>hammerhead bench --shape 3,5x40x64 "]
+    {
+        assert!(page.contains(known), "no {known:?}");
+    }
 }
 
 #[test]
 fn peers_of_other_problems_are_counted_and_left_out() {
     let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benchmarks/h200/peers.json");
-    let html = folder().join("peers.html");
+    let html = page("peers.html");
     succeed(bench(&["--html", html.to_str().unwrap(), "--against", peers.to_str().unwrap()]));
     let page = std::fs::read_to_string(html).unwrap();
     assert!(page.contains("NVIDIA H200") && page.contains("problems that this run does not have"), "{page}");
@@ -42,7 +40,7 @@ fn peers_of_other_problems_are_counted_and_left_out() {
 
 #[test]
 fn what_is_no_record_is_refused_before_anything_is_measured() {
-    let (html, wrong) = (folder().join("refused.html"), folder().join("wrong.json"));
+    let (html, wrong) = (page("refused.html"), page("wrong.json"));
     let against = |path: &Path| {
         hammerhead(["bench".as_ref(), "--html".as_ref(), html.as_os_str(), "--against".as_ref(), path.as_os_str()])
     };

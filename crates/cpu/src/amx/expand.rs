@@ -8,7 +8,9 @@
 use std::arch::x86_64::*;
 
 use super::tiles::HalfTile;
+use crate::fp8::BYTES;
 use crate::pack::COLUMNS;
+use crate::vector::{SCALE_UNIT, Vector};
 
 /// What weights expanded to bf16 are smaller by, as a power of two: half precision's exponent bias is 15, bf16's 127.
 pub(super) const WEIGHT_EXPONENT: i32 = 127 - 15;
@@ -98,6 +100,31 @@ impl<const F16: bool> Expander<F16> {
             put(5, _mm512_srli_epi16::<4>(second));
             put(6, _mm512_srli_epi16::<8>(second));
             put(7, _mm512_srli_epi16::<12>(second));
+        }
+    }
+}
+
+/// What FP8 weights are smaller by as bf16, as a power of two: so the least of them, 2⁻⁹ times the least power of a
+/// row's scales, is no subnormal number, which AMX would take for zero, and sums stay in range.
+pub(super) const BYTE_EXPONENT: i32 = 60;
+
+/// Expands one block of FP8 by way of f32. A block has its even k before its odd ones, eight at a time, so that a row
+/// of pairs is made of two rows that stand four apart. Cutting off the lower half is exact: there are four bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+pub(super) fn byte_block(exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
+    let unit = (SCALE_UNIT * 2f64.powi(-BYTE_EXPONENT)) as f32;
+    let (numbers, _) = numbers.as_chunks::<COLUMNS>();
+    // SAFETY: the function is compiled for the instructions. There are 16 exponents, 16 numbers in each row of the
+    // block, and 64 bytes in each row of the tile.
+    unsafe {
+        let power = _mm512_set1_ps(unit);
+        let power = exponents.map_or(power, |exponents| __m512::powers(exponents.as_ptr()).multiply(power));
+        let value = |row: usize| _mm512_castps_si512(__m512::bytes(numbers[row].as_ptr()).multiply(power));
+        for (pair, row) in out.0.iter_mut().enumerate() {
+            let even = pair / 4 * 8 + pair % 4;
+            let high = _mm512_and_si512(value(even + 4), _mm512_set1_epi32(0xFFFF_0000u32 as i32));
+            let both = _mm512_or_si512(high, _mm512_srli_epi32::<16>(value(even)));
+            _mm512_storeu_si512(row.as_mut_ptr().cast(), both);
         }
     }
 }

@@ -27,7 +27,7 @@ use std::sync::OnceLock;
 
 use format::BLOCK;
 
-use self::expand::{Expander, WEIGHT_EXPONENT};
+use self::expand::{BYTE_EXPONENT, Expander, WEIGHT_EXPONENT, byte_block};
 use self::resident::Resident;
 use self::stream::{STREAMED, Stream};
 use self::tiles::{Configured, HalfTile, TILE_K, TILE_ROWS, TokenTile, load, product, zero};
@@ -35,6 +35,7 @@ use self::tokens::parts;
 use super::backend::InstructionSet;
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
+use super::fp8::{self, BYTES, ByteKernel, Fp8Run};
 use super::kernel::{Kernel, Product, TileStream};
 use super::model::Rates;
 use super::pack::{CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels};
@@ -97,6 +98,11 @@ impl InstructionSet for Amx {
         }
         let kernel = AmxKernel::<false> { parts: parts(problem.activation()) };
         schedule::run(&kernel, problem, config, panels, operands, team)
+    }
+
+    unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
+        let kernel = AmxKernel::<false> { parts: parts(run.tokens.element()) };
+        fp8::run(&kernel, run)
     }
 }
 
@@ -163,6 +169,17 @@ impl<const F16: bool> Expand for AmxKernel<F16> {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16
         // scales and 128 bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
         unsafe { Expander::<F16>::new().block(scales.as_ptr(), codes.as_ptr(), out) }
+    }
+}
+
+impl ByteKernel for AmxKernel<false> {
+    fn expand_bytes(&self, exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
+        // SAFETY: a run takes this kernel only where `available` found the instructions.
+        unsafe { byte_block(exponents, numbers, out) }
+    }
+
+    fn byte_unit(&self, source: GroupTokens<'_>) -> f64 {
+        2f64.powi(BYTE_EXPONENT - tokens::exponent(source))
     }
 }
 
@@ -347,6 +364,27 @@ mod tests {
                 let found = f16::from_bits(tile.0[k / 2][2 * column + k % 2]);
                 assert_eq!(found.to_f32(), plain.0[k][column], "scale {scale:#x}, k {k}, column {column}");
                 assert!(found.to_f32() == 0.0 || found.is_normal());
+            }
+        }
+    }
+
+    /// Every number that FP8 weights can have with the least and the largest power of two of a row.
+    #[test]
+    fn fp8_weights_are_expanded_to_tiles_of_bf16_exactly_and_to_no_subnormal_number() {
+        if crate::avx512::Avx512::available().is_err() {
+            return eprintln!("not tested here: no AVX-512");
+        }
+        let numbers: [u8; BYTES] = std::array::from_fn(|i| if i & 0x7F == 0x7F { 0 } else { i as u8 });
+        for exponents in [None, Some([127 - op::fp8::SPREAD as u8; COLUMNS]), Some([127; COLUMNS])] {
+            let (mut tile, mut plain) = (AmxKernel::<false>::BLANK, FloatBlock::BLANK);
+            // SAFETY: the processor has AVX-512, which is all that the function is compiled for.
+            unsafe { byte_block(exponents.as_ref(), &numbers, &mut tile) };
+            ScalarKernel.expand_bytes(exponents.as_ref(), &numbers, &mut plain);
+            for (k, column) in (0..BLOCK).flat_map(|k| (0..COLUMNS).map(move |column| (k, column))) {
+                let found = half::bf16::from_bits(tile.0[k / 2][2 * column + k % 2]);
+                let expected = f64::from(plain.0[k][column]) * 2f64.powi(-BYTE_EXPONENT);
+                assert_eq!(found.to_f64(), expected, "k {k}, column {column}");
+                assert!(expected == 0.0 || found.is_normal());
             }
         }
     }

@@ -5,6 +5,7 @@ mod arrangements;
 mod checkpoints;
 mod codes;
 mod feed_forward;
+mod fp8;
 mod global_scales;
 mod hostile;
 mod matrices;

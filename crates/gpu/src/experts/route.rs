@@ -7,8 +7,8 @@
 //! spoil the weights of their token alone.
 //!
 //! Softmax rises with the logit, so experts are chosen by logits there, and so are those whose sigmoid multiplies their
-//! input: rounding makes no ties that way. Where sigmoids are divided by their sum, they are also what is compared, as
-//! models do it.
+//! input: rounding makes no ties that way. Where sigmoids, or roots of softplus, are divided by their sum, they are
+//! also what is compared, as models do it.
 
 use ptx::instr::{ReduceOp, ShuffleMode};
 use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, S32, SpecialRegister, Target, U32, U64};
@@ -35,6 +35,8 @@ pub enum Score {
     Softmax,
     /// Its sigmoid.
     Sigmoid,
+    /// The root of its softplus, √ln(1 + eˣ).
+    SqrtSoftplus,
 }
 
 /// Groups of experts of which only some are looked at: those whose two best scores are the largest together.
@@ -67,11 +69,15 @@ impl RouteSpec {
     /// What a router does, apart from its numbers.
     pub fn of(router: &Router) -> Self {
         let scoring = router.scoring();
-        let sigmoid = matches!(scoring, Scoring::Sigmoid | Scoring::SigmoidPlain | Scoring::SigmoidInput);
+        let score = match scoring {
+            Scoring::Softmax | Scoring::SoftmaxRenorm | Scoring::TopKSoftmax => Score::Softmax,
+            Scoring::Sigmoid | Scoring::SigmoidPlain | Scoring::SigmoidInput => Score::Sigmoid,
+            Scoring::SqrtSoftplus => Score::SqrtSoftplus,
+        };
         RouteSpec {
             experts: router.experts() as u32,
             top: router.top_k() as u32,
-            score: if sigmoid { Score::Sigmoid } else { Score::Softmax },
+            score,
             // Softmax divided by the sum over the chosen ones is the softmax of those.
             renormalised: !matches!(scoring, Scoring::Softmax | Scoring::SigmoidPlain | Scoring::SigmoidInput),
             corrected: !router.correction().is_empty(),
@@ -89,7 +95,11 @@ impl RouteSpec {
             return refuse("experts of a token", self.top, "1 to 32, and no more than there are");
         }
         if (self.corrected || self.grouped.is_some()) && self.score == Score::Softmax {
-            return refuse("corrections or groups of experts", 1, "sigmoids: nobody corrects or groups a softmax");
+            return refuse(
+                "corrections or groups of experts",
+                1,
+                "scores of one logit each: nobody corrects or groups a softmax",
+            );
         }
         let Some(Grouped { groups, kept }) = self.grouped else { return Ok(()) };
         if !(1..=MOST_GROUPS).contains(&groups) || !self.experts.is_multiple_of(groups) || self.experts < 2 * groups {
@@ -112,7 +122,7 @@ impl RouteSpec {
 
     /// Whether experts are chosen by their scores, and not by the logits.
     fn by_score(&self) -> bool {
-        self.corrected || self.grouped.is_some() || (self.score == Score::Sigmoid && self.renormalised)
+        self.corrected || self.grouped.is_some() || (self.score != Score::Softmax && self.renormalised)
     }
 }
 
@@ -187,7 +197,7 @@ impl Logits {
         let keyed = loaded.into_iter().map(|(exists, logit, correction)| {
             let mut value = logit;
             if spec.by_score() {
-                value = sigmoid(k, logit);
+                value = alone(k, spec.score, logit);
             }
             if let Some(correction) = correction {
                 value = k.add(value, correction);
@@ -205,7 +215,7 @@ impl Logits {
         let logit = self.logit(k, row, expert);
         let chosen = k.lt(lane, spec.top);
         let score = match spec.score {
-            Score::Sigmoid => sigmoid(k, logit),
+            Score::Sigmoid | Score::SqrtSoftplus => alone(k, spec.score, logit),
             Score::Softmax => {
                 let most = k.broadcast(logit);
                 let below = k.sub(logit, most);
@@ -213,7 +223,7 @@ impl Logits {
             }
         };
         let sum = match (spec.score, spec.renormalised) {
-            (Score::Sigmoid, false) => None,
+            (Score::Sigmoid | Score::SqrtSoftplus, false) => None,
             (Score::Softmax, false) => {
                 let most = k.broadcast(logit);
                 Some(self.sum_of_all(k, row, most, lane))
@@ -226,7 +236,7 @@ impl Logits {
         let weight = match sum {
             None => score,
             Some(sum) => {
-                let sum = if spec.score == Score::Sigmoid { k.add(sum, LEAST_SUM) } else { sum };
+                let sum = if spec.score != Score::Softmax { k.add(sum, LEAST_SUM) } else { sum };
                 let inverse = k.rcp(sum);
                 k.mul(score, inverse)
             }
@@ -348,6 +358,43 @@ pub(super) fn sigmoid(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
     let sigmoid = gates::sigmoid(k, x);
     let number = k.eq(x, x);
     k.select(number, sigmoid, x)
+}
+
+/// What becomes of a logit by itself; NaN stays that.
+fn alone(k: &mut Builder, score: Score, logit: Reg<F32>) -> Reg<F32> {
+    match score {
+        Score::SqrtSoftplus => sqrt_softplus(k, logit),
+        Score::Sigmoid | Score::Softmax => sigmoid(k, logit),
+    }
+}
+
+/// √ln(1 + eˣ). With t = e^−|x| it is √(x + ln(1 + t)) above zero and e^(x/2)·√(ln(1 + t)/t) below, where ln(1 + t)
+/// would lose all its digits. ln(1 + t) is 2·artanh(t/(2 + t)): of that series, whose argument is at most a third,
+/// eight terms leave less than 10⁻⁹.
+fn sqrt_softplus(k: &mut Builder, x: Reg<F32>) -> Reg<F32> {
+    const TERMS: u32 = 8;
+    let away = k.abs(x);
+    let half = k.mul(away, -0.5);
+    let root = gates::exponential(k, half);
+    let t = k.mul(root, root);
+    let below = k.add(t, 2.0);
+    let inverse = k.rcp(below);
+    let z = k.mul(t, inverse);
+    let square = k.mul(z, z);
+    let last = 1.0 / (2 * TERMS - 1) as f32;
+    let mut series = k.variable(last);
+    for term in (0..TERMS - 1).rev() {
+        series = k.fma(square, series, 1.0 / (2 * term + 1) as f32);
+    }
+    let twice = k.mul(inverse, 2.0);
+    let ratio = k.mul(series, twice);
+    let whole = k.fma(t, ratio, away);
+    let (small, large) = (k.sqrt(ratio), k.sqrt(whole));
+    let small = k.mul(root, small);
+    let positive = k.gt(x, 0.0);
+    let score = k.select(positive, large, small);
+    let number = k.eq(x, x);
+    k.select(number, score, x)
 }
 
 /// The sum over a warp's lanes, the same in each: every lane adds the same pairs.

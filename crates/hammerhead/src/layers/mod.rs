@@ -465,6 +465,25 @@ impl Experts {
         out: DeviceOutput,
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
+        self.check_routing(&routing)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.products.on_device()?.enqueue(queue, x, routing, adapted, out, workspace) }
+    }
+
+    /// Does everything that comes before the queueing of the same without adapters.
+    pub(crate) fn prepare(
+        &self,
+        queue: &mut LaunchQueue,
+        x: DeviceTokens,
+        routing: DeviceRouting<'_>,
+        out: DeviceOutput,
+    ) -> Result<()> {
+        self.check_routing(&routing)?;
+        self.products.on_device()?.prepare(queue, x, routing, out)
+    }
+
+    /// Whether a routing chooses among this layer's experts.
+    fn check_routing(&self, routing: &DeviceRouting<'_>) -> Result<()> {
         let choosable = match routing {
             DeviceRouting::Logits { router, .. } => router.experts(),
             DeviceRouting::Given { .. } => self.count(),
@@ -474,8 +493,7 @@ impl Experts {
             let (found, expected) = (choosable.to_string(), self.count().to_string());
             return Err(Error::Mismatch { group: 0, what: "the number of the routing's experts", found, expected });
         }
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.products.on_device()?.enqueue(queue, x, routing, adapted, out, workspace) }
+        Ok(())
     }
 
     /// Computes tokens `[m, k]` by the experts that they were routed to.

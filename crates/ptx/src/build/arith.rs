@@ -232,6 +232,11 @@ impl Builder {
         self.unary(UnaryOp::RcpApprox, a)
     }
 
+    /// Approximately √a.
+    pub fn sqrt(&mut self, a: Reg<F32>) -> Reg<F32> {
+        self.unary(UnaryOp::SqrtApprox, a)
+    }
+
     /// Approximately 2ᵃ, subnormal numbers flushed to zero.
     pub fn exp2_flushed(&mut self, a: Reg<F32>) -> Reg<F32> {
         self.flushed(UnaryOp::Exp2Approx, a)

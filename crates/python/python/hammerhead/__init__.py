@@ -8,10 +8,13 @@
 >>> weights(some(3, 64)).shape                               # tokens in, one row for each out
 (3, 40)
 
-Whole layers are :class:`Linear`, :class:`Mlp` and :class:`Experts`. Arrays are numpy's or torch's, and results are of the kind of the tokens. Nothing is rounded but sums, the gate and the output.
+Whole layers are :class:`Linear`, :class:`Mlp` and :class:`Experts`, and :class:`Fp8Linear` is what stands beside them in
+mixed models. Arrays are numpy's or torch's, and results are of the kind of the tokens. Nothing is rounded but sums, the
+gate and the output.
 """
 
 from hammerhead._adapters import Adapter, Adapters, LowRank
+from hammerhead._fp8 import Fp8Linear
 from hammerhead._layers import Experts, Linear, Mlp, MlpArrays
 from hammerhead._matrix import NvFp4, quantize
 from hammerhead._native import Checkpoint, __version__
@@ -24,6 +27,7 @@ __all__ = [
     "Checkpoint",
     "DualWeights",
     "Experts",
+    "Fp8Linear",
     "Linear",
     "LowRank",
     "Mlp",

@@ -1,8 +1,8 @@
 """What is known here about numpy and torch, and nowhere else.
 
 The native half takes any array that speaks DLPack. This module brings an array into a state in which it can be lent
-(row-major, without gaps, of a type that DLPack has a name for) and makes outputs of the same kind as the inputs. Neither
-library is imported here: whoever passes an array has imported its library.
+(row-major, without gaps, of a type that DLPack has a name for) and makes outputs of the same kind as the inputs.
+Neither library is imported here: whoever passes an array has imported its library.
 """
 
 from __future__ import annotations

@@ -255,10 +255,12 @@ class Mlp(FeedForward):
     ) -> Mlp:
         """Packs the weights, which :class:`MlpArrays` describes. The arrays are not needed afterwards.
 
-        - ``gate``, ``clamp``, and of the options ``backend``, ``threads`` and ``config``: as for :meth:`DualWeights.from_arrays`.
+        - ``gate``, ``clamp``, and of the options ``backend``, ``threads`` and ``config``: as for
+          :meth:`DualWeights.from_arrays`.
         - ``intermediate``: what stands between the two products: the type of the tokens, ``"f32"``, or ``"nvfp4"`` with
           ``intermediate_scale``.
-        - ``batch_invariant``: whether a token's result may depend on nothing but that token and the weights, to the bit.
+        - ``batch_invariant``: whether a token's result may depend on nothing but that token and the weights, to the
+          bit.
         - ``workspace_bytes``: what the rows that are computed at a time may take, 512 MiB if not given.
         - ``gpu_bytes``: what the weights may take of a GPU's memory; experts beyond it are the processor's.
         """
@@ -310,8 +312,8 @@ class Mlp(FeedForward):
         dtype: Dtype | None = None,
         out: A | None = None,
     ) -> A:
-        """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise. Adapters are as
-        for :class:`Experts`."""
+        """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise. Adapters are
+        as for :class:`Experts`."""
         return self._call(x, (), False, dtype, out, (adapters, adapter_ids))
 
     def __repr__(self) -> str:
@@ -364,10 +366,12 @@ class Experts(FeedForward):
         per expert (or an array of as many rows), as :class:`MlpArrays` describes them. The arrays are not needed
         afterwards.
 
-        - ``shared``: an expert that computes every token; its result is multiplied with ``sigmoid(x @ shared_gate)`` if that is given.
-        - ``routing``, ``top_k``: how logits become experts and weights: ``"softmax"``, ``"softmax-renorm"``, ``"topk-softmax"``,
-          ``"sigmoid"`` or ``"sigmoid-plain"`` (with a ``correction`` per expert, and ``groups`` that there are and that may be chosen from),
-          ``"sigmoid-input"``. Weights are multiplied with ``scaling``. Not needed where ids and weights are given.
+        - ``shared``: an expert that computes every token; its result is multiplied with ``sigmoid(x @ shared_gate)`` if
+          that is given.
+        - ``routing``, ``top_k``: how logits become experts and weights: ``"softmax"``, ``"softmax-renorm"``,
+          ``"topk-softmax"``, ``"sigmoid"``, ``"sigmoid-plain"`` or ``"sqrt-softplus"`` (with a ``correction`` per expert,
+          and ``groups`` that there are and that may be chosen from), ``"sigmoid-input"``. Weights are multiplied with
+          ``scaling``. Not needed where ids and weights are given.
         - The rest is as for :meth:`Mlp.from_arrays`.
         """
         columns = {

@@ -20,8 +20,9 @@ _TOO_LARGE = 2.0**128 - 2.0**103
 class NvFp4(Generic[A]):
     """An NVFP4 matrix of shape ``[rows, K]``: ``element = e2m1(code) * e4m3(scale) * global_scale``.
 
-    Libraries, element types and shapes of the arrays are checked when it is made, and that the global scale is finite in float32 (it may be zero or negative).
-    The arrays are neither copied nor read: a block scale that is NaN is found by whatever takes the matrix.
+    Libraries, element types and shapes of the arrays are checked when it is made, and that the global scale is finite
+    in float32 (it may be zero or negative). The arrays are neither copied nor read: a block scale that is NaN is found
+    by whatever takes the matrix.
     """
 
     codes: A
@@ -92,8 +93,8 @@ def _usable(global_scale: Any) -> float:
 def quantize(array: A, global_scale: float | None = None) -> NvFp4[A]:
     """Quantises a float16, bfloat16 or float32 matrix ``[rows, K]`` to NVFP4; K must be a multiple of 16.
 
-    Without a ``global_scale`` the common recipe's is used, ``amax / (6 * 448)``. With one, blocks whose scale would leave
-    what e4m3 can hold get the nearest it can.
+    Without a ``global_scale`` the common recipe's is used, ``amax / (6 * 448)``. With one, blocks whose scale would
+    leave what e4m3 can hold get the nearest it can.
 
     >>> import numpy
     >>> q = quantize(numpy.ones((2, 32), dtype=numpy.float32))

@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Adapters", "Checkpoint", "FeedForward", "Layer", "__version__", "backends", "dequantize", "quantize", "serve_trials", "simulate", "use_threads"]
+__all__ = ["Adapters", "Checkpoint", "FeedForward", "Fp8Layer", "Layer", "__version__", "backends", "dequantize", "quantize", "serve_trials", "simulate", "use_threads"]
 __version__: str
 
 # An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
@@ -26,6 +26,8 @@ _EngineOptions = tuple[str | None, int | None, str | None]
 # What stands between the products, whether results are batch-invariant, and the bytes that rows may take; then backend, threads and
 # configuration.
 _Options = tuple[str, bool, int | None, int | None, str | None, int | None, str | None]
+# FP8 numbers and k; the exponents of MXFP8, or else scales and the sides of their blocks; and the bias.
+_Fp8Parts = tuple[bytes, int, bytes | None, list[float] | None, list[int] | None, list[float] | None]
 # A and B of a projection; an adapter: its scaling, and those of gate, up and down of every expert.
 _Pair = tuple[_Numbers, _Numbers] | None
 _Adapter = tuple[float, list[tuple[_Pair, _Pair, _Pair]]]
@@ -83,6 +85,36 @@ class Checkpoint:
     def layers(self) -> list[int]: ...
     def experts(self, layer: int) -> tuple[int, int]: ...
 
+@final
+class Fp8Layer:
+    @staticmethod
+    def pack(
+        codes: Any,
+        scales: _Numbers,
+        block: tuple[int, int] | None,
+        bias: list[float] | None,
+        backend: str | None,
+        threads: int | None,
+        config: str | None,
+    ) -> Fp8Layer: ...
+    @staticmethod
+    def load(model: Checkpoint, name: str, backend: str | None, threads: int | None, config: str | None) -> Fp8Layer: ...
+    def parts(self) -> _Fp8Parts: ...
+    @staticmethod
+    def from_parts(parts: _Fp8Parts, options: _EngineOptions) -> Fp8Layer: ...
+    @property
+    def options(self) -> _EngineOptions: ...
+    def run(self, x: _Numbers, out: _Numbers) -> None: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def gate(self) -> str: ...
+    @property
+    def packed_bytes(self) -> int: ...
+    @property
+    def backends(self) -> list[str]: ...
+    @property
+    def threads(self) -> int: ...
 @final
 class Layer:
     @staticmethod

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 class Packed:
-    """Weights that were packed for this machine. They may be used by several threads at once; Python's lock is released while they are computed with. Ctrl-C ends a
-    call on a CPU within about a tenth of a second; what it has written of its results is not to be used, and the layer is as before.
+    """Weights that were packed for this machine. They may be used by several threads at once; Python's lock is released
+    while they are computed with. Ctrl-C ends a call on a CPU within about a tenth of a second; what it has written of
+    its results is not to be used, and the layer is as before.
 
-    They are pickled as they are packed, with the options that they were made with, unless they lie on a GPU. Copies share them.
+    They are pickled as they are packed, with the options that they were made with, unless they lie on a GPU. Copies
+    share them.
     """
 
     _layer: Any

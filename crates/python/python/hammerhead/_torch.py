@@ -1,7 +1,8 @@
 """Layers under ``torch.compile``: one custom operation, so that nothing of them is traced.
 
-Outside of it layers are called directly, which takes less time than torch's dispatcher. The operation takes a layer by its name, since it
-takes no objects; whoever holds a compiled function holds the layer too, through the function's own reference.
+Outside of it layers are called directly, which takes less time than torch's dispatcher. The operation takes a layer by
+its name, since it takes no objects; whoever holds a compiled function holds the layer too, through the function's own
+reference.
 """
 
 from __future__ import annotations

@@ -24,13 +24,14 @@ class DualWeights(Packed):
     """The weights of a gated layer, or of all experts of one, packed for this machine.
 
     Call it on tokens: ``weights(x)`` is ``gate(x @ b1.T) * (x @ b2.T)``. Made by :meth:`from_checkpoint` or
-    :meth:`from_arrays`. It may be
-    used by several threads at once; Python's lock is released while it computes. Do not write to arrays that a call is still reading.
+    :meth:`from_arrays`. It may be used by several threads at once; Python's lock is released while it computes. Do not
+    write to arrays that a call is still reading.
 
-    Weights of the backend ``cuda`` take tensors on that GPU: the work is queued in torch's current stream like torch's own, and the call
-    returns before it is done.
+    Weights of the backend ``cuda`` take tensors on that GPU: the work is queued in torch's current stream like torch's
+    own, and the call returns before it is done.
 
-    A token's results are what IEEE arithmetic makes of it: NaN and infinity spoil the results of their own row, and of no other.
+    A token's results are what IEEE arithmetic makes of it: NaN and infinity spoil the results of their own row, and of
+    no other.
     """
 
     _layer: _native.Layer
@@ -65,12 +66,14 @@ class DualWeights(Packed):
 
         The arrays are copied into the packed layout and not needed afterwards.
 
-        - ``input_scale``: ``k`` numbers that every call multiplies its tokens with first, column by column (AWQ's ``pre_quant_scale``); or
-          a sequence with such an array or None for each group. Tokens must not be :class:`NvFp4` then.
-        - ``gate``: ``"silu"`` (``clamp`` limits gate and up value), ``"gelu-tanh"``, ``"gpt-oss"`` (``clamp`` sets its limit, 7 if not given; or
-          ``"gpt-oss:alpha=1.702,beta=1,limit=7"``); or, with ``b1`` alone, ``"relu2"`` or ``"none"`` for a plain product.
-        - ``backend``: a name from :func:`backends`; if not given, the GPU that the arrays lie on, else what the environment's
-          ``HAMMERHEAD_BACKEND`` says, else the best for the CPU.
+        - ``input_scale``: ``k`` numbers that every call multiplies its tokens with first, column by column (AWQ's
+          ``pre_quant_scale``); or a sequence with such an array or None for each group. Tokens must not be
+          :class:`NvFp4` then.
+        - ``gate``: ``"silu"`` (``clamp`` limits gate and up value), ``"gelu-tanh"``, ``"gpt-oss"`` (``clamp`` sets its
+          limit, 7 if not given; or ``"gpt-oss:alpha=1.702,beta=1,limit=7"``); or, with ``b1`` alone, ``"relu2"`` or
+          ``"none"`` for a plain product.
+        - ``backend``: a name from :func:`backends`; if not given, the GPU that the arrays lie on, else what the
+          environment's ``HAMMERHEAD_BACKEND`` says, else the best for the CPU.
         - ``threads``: how many to compute on; if not given, as many as this process may run on.
         - ``config``: wishes for how to compute, such as ``"strategy=interleaved,tile=48x16"``; the rest is planned.
         """
@@ -114,16 +117,18 @@ class DualWeights(Packed):
         threads: int | None = None,
         config: str | None = None,
     ) -> DualWeights:
-        """Reads a layer of a model on disk: safetensors as ModelOpt, compressed-tensors, torchao or gpt-oss lay them out, or GGUF.
+        """Reads a layer of a model on disk: safetensors as ModelOpt, compressed-tensors, torchao or gpt-oss lay them
+        out, or GGUF.
 
-        - ``model``: a folder, a file, or an open :class:`Checkpoint`, which saves reading its headers again for every layer.
+        - ``model``: a folder, a file, or an open :class:`Checkpoint`, which saves reading its headers again for every
+          layer.
         - ``layer``: the layer's number in the model.
-        - ``experts``: the numbers of the experts to read, ``"shared"`` for those that see every token, or None for all numbered ones, or for the
-          layer's one pair if it has no experts. Each becomes a group.
+        - ``experts``: the numbers of the experts to read, ``"shared"`` for those that see every token, or None for all
+          numbered ones, or for the layer's one pair if it has no experts. Each becomes a group.
         - ``gate``: if not given, as the model declares.
 
-        A model's ``pre_quant_scale`` (AWQ) is applied by every call. The rest is as for :meth:`from_arrays`. What this operation does not
-        compute, such as biases, is refused.
+        A model's ``pre_quant_scale`` (AWQ) is applied by every call. The rest is as for :meth:`from_arrays`. What this
+        operation does not compute, such as biases, is refused.
         """
         declared(gate, clamp)
         shared = isinstance(experts, str)
@@ -152,9 +157,9 @@ class DualWeights(Packed):
     def __call__(self, x: A | NvFp4[A], *, dtype: Dtype | None = None, out: A | None = None) -> A:
         """Computes one group's tokens, ``[..., k]``, to ``[..., n]``.
 
-        ``x`` is a float16, bfloat16 or float32 array, or :class:`NvFp4`. The result is of the same kind (numpy or torch), of
-        type ``dtype`` (if not given: that of ``out``, else that of ``x``, else float16), and in ``out`` if that is given. Values
-        beyond what ``dtype`` can hold become infinite, as they do elsewhere.
+        ``x`` is a float16, bfloat16 or float32 array, or :class:`NvFp4`. The result is of the same kind (numpy or
+        torch), of type ``dtype`` (if not given: that of ``out``, else that of ``x``, else float16), and in ``out`` if
+        that is given. Values beyond what ``dtype`` can hold become infinite, as they do elsewhere.
         """
         if len(self.shapes) != 1:
             raise ValueError(f"these weights have {len(self.shapes)} groups; use grouped() and give tokens for each")
@@ -171,8 +176,9 @@ class DualWeights(Packed):
     def grouped(self, x: Any, counts: Any = None, *, dtype: Dtype | None = None, out: Any = None) -> Any:
         """Computes tokens for every group at once.
 
-        Either ``x`` is a sequence, one array a group (an array may have no rows), and so is the result; or ``x`` is one array
-        ``[tokens, k]`` sorted by group, ``counts`` says how many rows each group has, and the result is one array ``[tokens, n]``.
+        Either ``x`` is a sequence, one array a group (an array may have no rows), and so is the result; or ``x`` is one
+        array ``[tokens, k]`` sorted by group, ``counts`` says how many rows each group has, and the result is one array
+        ``[tokens, n]``.
         """
         if counts is None:
             if not isinstance(x, Sequence):
@@ -252,8 +258,8 @@ def dual_gemm(
 ) -> A:
     """``gate(a @ b1.T) * (a @ b2.T)``, with weights that are used once.
 
-    Packing weights costs about as much as a call: keep :class:`DualWeights` where they are used again. Options are those of
-    :meth:`DualWeights.from_arrays` and of its call.
+    Packing weights costs about as much as a call: keep :class:`DualWeights` where they are used again. Options are
+    those of :meth:`DualWeights.from_arrays` and of its call.
     """
     weights = DualWeights.from_arrays(
         b1, b2, gate=gate, clamp=clamp, backend=backend, threads=threads, config=config

@@ -7,11 +7,12 @@
 
 Names are those of the model's modules, with peft's ``base_model.model.`` before them or, as vLLM has them too, without:
 
-- ``{module}.gate_proj.lora_A.weight`` (also ``up_proj``, ``down_proj``, ``gate_up_proj``; Mixtral's ``w1``, ``w3``, ``w2``), of an MLP;
+- ``{module}.gate_proj.lora_A.weight`` (also ``up_proj``, ``down_proj``, ``gate_up_proj``; Mixtral's ``w1``, ``w3``,
+  ``w2``), of an MLP;
 - ``{module}.experts.7.gate_proj.lora_A.weight``, of every expert;
-- ``{module}.experts.base_layer.lora_A.weight`` and ``{module}.experts.lora_A.weight``, which peft writes for parameters that hold all
-  experts (``target_parameters``): A ``[experts * rank, k]``, B ``[n, rank * experts]`` with the expert's number running fastest. Which of them
-  is gate and up, and which is down, their shapes say.
+- ``{module}.experts.base_layer.lora_A.weight`` and ``{module}.experts.lora_A.weight``, which peft writes for parameters
+  that hold all experts (``target_parameters``): A ``[experts * rank, k]``, B ``[n, rank * experts]`` with the expert's
+  number running fastest. Which of them is gate and up, and which is down, their shapes say.
 
 What is fused has gate's rows before up's, or in turns with ``order="interleaved"`` (gpt-oss).
 """

@@ -1,7 +1,7 @@
 """The process in which another Python has its ways of computing on a GPU tried. Not an interface for users.
 
-A fault on a GPU ends the use of it by the whole process, PyTorch's included. So what was never measured on a GPU is tried here first, line
-by line as the other process asks.
+A fault on a GPU ends the use of it by the whole process, PyTorch's included. So what was never measured on a GPU is
+tried here first, line by line as the other process asks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the small whole models of this folder with the packages that define their layouts.
 
-    python3 -m venv venv && venv/bin/pip install torch transformers==4.57.6 accelerate nvidia-modelopt==0.47.0 compressed-tensors==0.20.0
-    venv/bin/python make.py
+    python3 -m venv venv && venv/bin/pip install torch transformers==4.57.6 accelerate nvidia-modelopt==0.47.0
+    compressed-tensors==0.20.0 venv/bin/python make.py
 
 Nothing is downloaded: the models have random weights from a fixed seed.
 """

@@ -22,7 +22,7 @@ pub fn markdown(report: &Report) -> String {
     let champion = report.champion.as_deref().unwrap_or("the baseline");
     let gained =
         report.gained.as_ref().map(|gained| format!(", {} over the baseline", interval(gained))).unwrap_or_default();
-    let found = if report.foretold.is_some() { "predicted" } else { "measured" };
+    let found = report.found();
     text += &format!("**Champion: {champion}{gained}**\n\n## Claimed against {found}\n\n");
     let head = ["round", "pitch", "by", "claimed", found, "verdict", "why"];
     let rows = report.attempts.iter().map(|a| {
@@ -45,7 +45,8 @@ pub fn markdown(report: &Report) -> String {
                 interval(&s.speedup),
                 seconds(s.champion_seconds),
                 seconds(s.challenger_seconds),
-                s.quartets.to_string(),
+                // Nothing is repeated where nothing is timed.
+                report.foretold.as_ref().map_or_else(|| s.quartets.to_string(), |_| "—".to_owned()),
             ]
         });
         text += &table(&["problem", "speedup", "champion", "challenger", "quartets"], rows);
@@ -134,8 +135,9 @@ fn votes(round: &RoundReport) -> String {
     });
     let head = [vec!["pitch"], sharks, vec!["mean"]].concat();
     let mut text = format!("\n### {}\n\n{}", round.name, table(&head, rows));
-    if let Some(spectrum) = round.risk_spectrum() {
-        text += &format!("\nRisk, the safest first: {spectrum}.\n");
+    let safety: Vec<String> = round.safety().iter().map(|(pitch, score)| format!("{pitch} {score:.1}")).collect();
+    if !safety.is_empty() {
+        text += &format!("\nRisk, the safest first: {}.\n", safety.join(" · "));
     }
     for pitch in &round.pitches {
         let name = &pitch.pitch.name;

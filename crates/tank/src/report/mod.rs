@@ -4,7 +4,6 @@
 //! as one HTML page that needs no network and no scripts, as Markdown, and as JSON.
 
 mod board;
-mod figures;
 mod html;
 mod markdown;
 mod replay;
@@ -192,6 +191,10 @@ pub struct AttemptReport {
     pub remarks: Vec<String>,
     /// Every sitting's controls.
     pub controls: Vec<ControlReport>,
+    /// The gain that it had to show, as a fraction, where it was held to one.
+    pub margin: Option<f64>,
+    /// Whether it became champion.
+    pub crowned: bool,
     /// Every seed: of the examination, and of the sittings.
     pub seeds: Vec<u64>,
     /// The number and hash of the record that judges it.
@@ -236,13 +239,12 @@ pub struct ControlReport {
 }
 
 impl RoundReport {
-    /// Its pitches by how safe the sharks think they are, the safest first, in words; nothing before the count.
-    pub fn risk_spectrum(&self) -> Option<String> {
-        let mut scored: Vec<(f64, &str)> =
-            self.tally.iter().flat_map(|t| &t.standings).filter_map(|s| Some((s.risk?, s.pitch.as_str()))).collect();
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let told: Vec<String> = scored.iter().map(|(risk, pitch)| format!("{pitch} {risk:.1}")).collect();
-        (!told.is_empty()).then(|| told.join(" · "))
+    /// Its pitches by how safe the sharks think they are, the safest first; nothing before the count.
+    pub fn safety(&self) -> Vec<(&str, f64)> {
+        let standings = self.tally.iter().flat_map(|tally| &tally.standings);
+        let mut scored: Vec<(&str, f64)> = standings.filter_map(|s| Some((s.pitch.as_str(), s.risk?))).collect();
+        scored.sort_by(|a, b| b.1.total_cmp(&a.1));
+        scored
     }
 }
 
@@ -294,6 +296,29 @@ impl Report {
             .find(|(name, _)| name.starts_with("baseline"))
             .map(|(_, why)| why.as_str())
             .or_else(|| self.times.as_ref()?.wrong.as_deref())
+    }
+
+    /// What its figures are: a GPU that is not there is not measured.
+    pub fn found(&self) -> &'static str {
+        if self.foretold.is_some() { "predicted" } else { "measured" }
+    }
+
+    /// Every attempt in order, with the configurations of its sweep where it is one.
+    pub fn by_pitch(&self) -> Vec<(&AttemptReport, Vec<&AttemptReport>)> {
+        let own = |attempt: &&AttemptReport| {
+            // A configuration of a sweep is named after its pitch.
+            let of = |pitch: &AttemptReport| {
+                let rest = attempt.pitch.strip_prefix(pitch.pitch.as_str());
+                pitch.round == attempt.round && rest.is_some_and(|rest| rest.starts_with(": "))
+            };
+            self.attempts.iter().find(|pitch| of(pitch))
+        };
+        let whole = self.attempts.iter().filter(|attempt| own(attempt).is_none());
+        let phases = |pitch: &AttemptReport| {
+            let of_pitch = |attempt: &&AttemptReport| own(attempt).is_some_and(|of| std::ptr::eq(of, pitch));
+            self.attempts.iter().filter(of_pitch).collect()
+        };
+        whole.map(|pitch| (pitch, phases(pitch))).collect()
     }
 
     /// A verdict as it is told: one that nothing was measured for says so.
@@ -414,6 +439,8 @@ impl Report {
                     (None, now) if self.dethroned.is_empty() => now,
                     _ => None,
                 };
+                let own = self.attempts.iter_mut().rev().find(|attempt| attempt.pitch == crowned.pitch);
+                own.into_iter().for_each(|attempt| attempt.crowned = true);
                 self.champion = Some(crowned.pitch.clone());
                 self.champion_entry = crowned.entry.clone();
             }
@@ -535,6 +562,8 @@ impl AttemptReport {
             guards: Vec::new(),
             remarks: Vec::new(),
             controls: Vec::new(),
+            margin: None,
+            crowned: false,
             seeds: Vec::new(),
             record: (record.n, record.hash.clone()),
         }
@@ -559,6 +588,7 @@ impl AttemptReport {
         };
         // What was not timed has no controls.
         self.controls.extend(sitting.course.foretold.is_none().then_some(controls));
+        self.margin = Some(sitting.margin);
         self.guards.clone_from(&sitting.course.guards);
         self.remarks.clone_from(&sitting.course.remarks);
         let shape = |s: &ShapeResult| ShapeReport {
@@ -585,8 +615,9 @@ impl AttemptReport {
 /// A duration with three significant digits.
 fn seconds(seconds: f64) -> String {
     let (value, unit) = match seconds {
-        s if s >= 1.0 => (s, "s"),
-        s if s >= 1e-3 => (s * 1e3, "ms"),
+        // What would be rounded to a thousand has the larger unit.
+        s if s >= 0.9995 => (s, "s"),
+        s if s >= 0.9995e-3 => (s * 1e3, "ms"),
         s => (s * 1e6, "µs"),
     };
     let decimals = if value >= 99.95 {

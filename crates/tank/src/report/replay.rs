@@ -1,26 +1,65 @@
 //! The first season as a page of its own: its votes counted again, its figures judged by its own terms, and what it got
 //! wrong beside its sums.
 
-use super::figures::{Axis, strip};
-use super::html::{badge, escape, page, section, table};
-use crate::replay::Replayed;
+use page::chart::{self, Claim};
+use page::plot::{Axis, Strip};
+use page::{Page, badge, escape, face, table};
+
+use crate::replay::{Replayed, Total};
 
 /// The page.
 pub fn replay(rounds: &[Replayed]) -> String {
     let wrong = rounds.iter().flat_map(|round| &round.totals).filter(|total| total.wrong).count();
     let totals = rounds.iter().map(|round| round.totals.len()).sum::<usize>();
     let head = format!(
-        "<header>\n<h1>The first season, counted again</h1>\n<p class=\"headline\"><strong>0</strong> of its claims held</p>\n<p>A first team tuned this kernel by \
-         pitch and vote, without a referee. {wrong} of {totals} totals were stated wrong, and what was built first was slower on every problem. The idea was \
-         good; what it lacked was a referee.</p>\n</header>\n"
+        "<p class=\"headline\"><strong>0</strong> of its claims held</p>\n<p>A first team tuned this kernel by pitch and vote, without a referee. \
+         {wrong} of {totals} totals were stated wrong, and what was built first was slower on every problem. The idea was good; what it lacked was a \
+         referee.</p>\n"
     );
-    let item = |round: &Replayed| format!("<li><a href=\"#{}\">{}</a></li>", id(round), escape(&round.round));
-    let contents = format!(
-        "<nav id=\"contents\" aria-label=\"Contents\"><ol>{}</ol></nav>\n",
-        rounds.iter().map(item).collect::<String>()
-    );
-    let body: String = rounds.iter().map(told).collect();
-    page("The tank: the first season, counted again", &format!("{head}{contents}{body}"))
+    let page = Page::new("The tank: the first season, counted again", &head)
+        .section("road", "The road", &road(rounds))
+        .section("judges", "The judges", &judges(rounds));
+    rounds.iter().fold(page, |page, round| page.section(&id(round), &round.round, &told(round))).html()
+}
+
+/// Every round with what was built and what became of it, one after another.
+fn road(rounds: &[Replayed]) -> String {
+    let step = |round: &Replayed| format!("<li>{}: {}</li>", escape(&round.round), escape(&round.built));
+    let outcome = |round: &Replayed| {
+        vec![
+            escape(&round.round),
+            escape(&round.built),
+            round.claim.map(claimed).unwrap_or_default(),
+            escape(&round.outcome),
+        ]
+    };
+    format!(
+        "<ol class=\"road\">{}</ol>\n{}",
+        rounds.iter().map(step).collect::<String>(),
+        table(&["round", "built", ">claimed", "what became of it"], rounds.iter().map(outcome))
+    )
+}
+
+fn claimed([low, high]: [f64; 2]) -> String {
+    format!("{low}–{high}×")
+}
+
+/// Everyone who judged, once, with what it went by.
+fn judges(rounds: &[Replayed]) -> String {
+    let mut known: Vec<&str> = Vec::new();
+    let mut text = String::new();
+    for judge in rounds.iter().flat_map(|round| &round.judges) {
+        if !known.contains(&judge.name.as_str()) {
+            text += &format!(
+                "<li>{}<div><strong>{}</strong><blockquote>“{}”</blockquote></div></li>\n",
+                face(known.len()),
+                escape(&judge.name),
+                escape(&judge.motto)
+            );
+            known.push(&judge.name);
+        }
+    }
+    format!("<ul class=\"judges\">\n{text}</ul>\n")
 }
 
 fn id(round: &Replayed) -> String {
@@ -29,9 +68,6 @@ fn id(round: &Replayed) -> String {
 
 fn told(round: &Replayed) -> String {
     let mut body = format!("<p>Built: <strong>{}</strong>; {}.</p>\n", escape(&round.built), escape(&round.outcome));
-    for judge in &round.judges {
-        body += &format!("<p><strong>{}</strong>: “{}”.</p>\n", escape(&judge.name), escape(&judge.motto));
-    }
     if !round.opening.is_empty() {
         body += &format!("<p>{}.</p>\n", escape(&round.opening));
     }
@@ -40,20 +76,27 @@ fn told(round: &Replayed) -> String {
             &format!("<p>A second choice was named with its conditions: {}.</p>\n", escape(&round.second.join("; ")));
     }
     if !round.totals.is_empty() {
-        let row = |total: &crate::replay::Total| {
-            let note = if total.wrong { "<strong>wrong</strong>".to_owned() } else { String::new() };
-            vec![escape(&total.shark), escape(&total.pitch), escape(&total.stated), format!("{:.3}", total.right), note]
-        };
-        let rows: Vec<Vec<String>> = round.totals.iter().map(row).collect();
-        body += &table(&["shark", "pitch", "stated", "right", ""], &rows);
+        body += &grid(round);
         body += &format!("<p>The vote builds {}.</p>\n", escape(round.winner.as_deref().unwrap_or("nobody")));
+    }
+    if round.safety.len() > 1 {
+        let safety: Vec<(&str, f64)> = round.safety.iter().map(|(pitch, score)| (pitch.as_str(), *score)).collect();
+        body += &format!("<h3>Risk spectrum</h3>\n{}", chart::spectrum(&safety));
     }
     if !round.revised.is_empty() {
         let claim = |[low, high, sure]: &[f64; 3]| {
             format!("{:.0}–{:.0} % at {:.0} %", 100.0 * (low - 1.0), 100.0 * (high - 1.0), 100.0 * sure)
         };
+        let point = |(at, [low, high, sure]): (usize, &[f64; 3])| Claim {
+            label: format!("round {}", at + 1),
+            ends: [*low, *high],
+            confidence: Some(*sure),
+        };
+        let claims: Vec<Claim> = round.revised.iter().enumerate().map(point).collect();
         body += &format!(
-            "<p>The survivor of {} rounds: its claim was {}.</p>\n",
+            "<h3>Lineage of {}</h3>\n{}<p>The survivor of {} rounds: its claim was {}.</p>\n",
+            escape(&round.built),
+            chart::lineage(&claims),
             round.revised.len() - 1,
             round.revised.iter().map(claim).collect::<Vec<_>>().join(" → ")
         );
@@ -72,7 +115,41 @@ fn told(round: &Replayed) -> String {
     if !now.is_empty() {
         body += &format!("<p><strong>In the tank now:</strong> {now}.</p>\n");
     }
-    section(&id(round), &escape(&round.round), &body)
+    body
+}
+
+/// Pitches down, judges across: the right total in each cell, and the stated one where it was wrong.
+fn grid(round: &Replayed) -> String {
+    let (mut sharks, mut pitches): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
+    for Total { shark, pitch, .. } in &round.totals {
+        if !sharks.contains(&shark.as_str()) {
+            sharks.push(shark);
+        }
+        if !pitches.contains(&pitch.as_str()) {
+            pitches.push(pitch);
+        }
+    }
+    let cell = |pitch: &str, shark: &str| {
+        let total = round.totals.iter().find(|total| total.pitch == pitch && total.shark == shark);
+        total.map_or("<td></td>".to_owned(), |total| {
+            let stated = match total.wrong {
+                true => format!("<br><s>{}</s> <strong>wrong</strong>", escape(&total.stated)),
+                false => String::new(),
+            };
+            format!("<td class=\"score\" style=\"--heat:{:.0}\">{:.3}{stated}</td>", 4.5 * total.right, total.right)
+        })
+    };
+    let row = |pitch: &&str| {
+        let won = if round.winner.as_deref() == Some(*pitch) { " class=\"won\"" } else { "" };
+        let cells: String = sharks.iter().map(|shark| cell(pitch, shark)).collect();
+        format!("<tr{won}><td>{}</td>{cells}</tr>\n", escape(pitch))
+    };
+    let heads: String = sharks.iter().map(|shark| format!("<th scope=\"col\">{}</th>", escape(shark))).collect();
+    format!(
+        "<p class=\"fine\">What the scores and weights come to; struck out is what was stated instead.</p>\n<div class=\"scroll\">\
+         <table class=\"grid\"><thead><tr><th scope=\"col\">pitch</th>{heads}</tr></thead>\n<tbody>\n{}</tbody></table></div>\n",
+        pitches.iter().map(row).collect::<String>()
+    )
 }
 
 fn measured(round: &Replayed) -> String {
@@ -81,17 +158,15 @@ fn measured(round: &Replayed) -> String {
     }
     let claims = round.claim.into_iter().flatten();
     let axis = Axis::of(round.speedups.iter().map(|(_, speedup)| *speedup).chain(claims));
-    let mut text = format!(
-        "<h3>Claimed against measured</h3>\n<div class=\"row head\"><div></div><div>{}</div><div></div></div>\n",
-        axis.labels()
-    );
+    let mut text = format!("<h3>Claimed against measured</h3>\n{}", axis.labels());
     let claimed = round.claim.map(|[low, high]| ((low * high).sqrt(), low, high));
     for (problem, speedup) in &round.speedups {
         let label = format!("{}: {speedup:.3}×", escape(problem));
+        let strip = Strip { claimed, found: Some((*speedup, *speedup, *speedup)), margin: None };
         text += &format!(
             "<div class=\"row\"><div>{}</div><div>{}</div><div class=\"figures\">{speedup:.3}× ({:.0} % slower)</div></div>\n",
             escape(problem),
-            strip(&axis, &label, claimed, Some((*speedup, *speedup, *speedup))),
+            axis.strip(&label, &strip),
             100.0 * (1.0 / speedup - 1.0)
         );
     }

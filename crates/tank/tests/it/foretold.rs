@@ -11,7 +11,7 @@ use tank::ledger::Ledger;
 use tank::operations::dual_gemm::{Planner, ProblemSpec};
 use tank::pitch::Pitch;
 use tank::play::{Choices, Options, play};
-use tank::report::{Report, markdown};
+use tank::report::{Report, html, markdown};
 use tank::season::Season;
 use tank::verdict::Verdict;
 
@@ -93,6 +93,12 @@ fn what_is_played_for_a_gpu_that_is_not_there_is_a_prediction() {
     let counted = pitches.iter().find(|pitch| pitch.pitch.name == "interleaved").unwrap();
     assert!(!counted.simulated.is_empty(), "the simulator's counts stand beside the pitch");
     assert!(markdown(&report).contains("SUCCESS, predicted"));
+    let page = html(&report);
+    assert!(page.contains("Claimed against predicted") && page.contains("Nothing was timed"));
+    for word in ["measured 1.", "quartets", "Claimed against measured"] {
+        assert!(!page.contains(word), "a prediction is called {word:?}");
+    }
+    crate::report::keep("prediction.html", &page);
     assert!(!ledger.records().iter().any(|record| matches!(record.event, Event::Installed(_))));
 }
 

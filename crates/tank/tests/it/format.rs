@@ -90,6 +90,8 @@ fn every_phase_of_a_sweep_is_measured_and_the_fastest_that_keeps_the_deal_is_cro
     let phases = records.iter().filter(|record| matches!(record.event, Event::Phased(_))).count();
     assert_eq!((phases, verdicts(&records)[0].1), (3, Verdict::Success));
     assert!(stages(&records).unwrap().contains("stages=3"));
+    let page = tank::report::html(&tank::report::Report::new(&records, None).unwrap());
+    assert!(page.contains("<summary>its sweep: 3 configurations</summary>"), "the page keeps it behind a click");
 }
 
 #[test]

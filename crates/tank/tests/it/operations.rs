@@ -10,7 +10,7 @@ use tank::event::Event;
 use tank::ledger::Ledger;
 use tank::official::Official;
 use tank::operation::Operation;
-use tank::operations::folder::{Folder, FolderOperation, Given};
+use tank::operations::folder::{Folder, FolderOperation, Given, Tolerance};
 use tank::pitch::Pitch;
 use tank::play::{Options, Watch, play};
 use tank::season::Season;
@@ -179,6 +179,11 @@ fn examined(compute: &str) -> Correctness {
 
 /// The same in a copy of an operation, and beside a champion whose `compute` may be another than the plain one.
 fn examined_in(copied: &TempDir, champion: &str, compute: &str) -> Correctness {
+    examined_by(copied, champion, compute, None).unwrap()
+}
+
+/// The same by another rule than the operation's, or why nobody can be examined.
+fn examined_by(copied: &TempDir, champion: &str, compute: &str, rule: Option<Tolerance>) -> tank::Result<Correctness> {
     let baseline = "import math\ndef plain(problem, constants, inputs, outputs):\n    x, y, n = inputs['x'], outputs['y'], problem['columns']\n    \
                     for row in range(0, len(x), n):\n        top = max(x[row:row + n])\n        powers = [math.exp(v - top) for v in x[row:row + n]]\n        \
                     for j, p in enumerate(powers):\n            y[row + j] = p / sum(powers)\n";
@@ -191,6 +196,7 @@ fn examined_in(copied: &TempDir, champion: &str, compute: &str) -> Correctness {
         tank::operations::folder::example::make_executable(&path).unwrap();
     }
     let mut folder = Folder::read(copied.path()).unwrap();
+    folder.about.tolerance = rule.unwrap_or(folder.about.tolerance);
     folder.about.problem.truncate(1);
     folder.about.problem[0].sizes =
         [("rows".to_owned(), Given::Whole(3)), ("columns".to_owned(), Given::Whole(7))].into();
@@ -201,7 +207,20 @@ fn examined_in(copied: &TempDir, champion: &str, compute: &str) -> Correctness {
         let command = vec![copied.path().join(name).display().to_string()];
         Entry::Program { build: Vec::new(), command, sealed: None }
     };
-    referee.examine(("plain", &entry("plain.py")), ("other", &entry("other.py")), 21).unwrap()
+    referee.examine(("plain", &entry("plain.py")), ("other", &entry("other.py")), 21)
+}
+
+#[test]
+fn a_problem_whose_rule_lets_zeros_pass_is_not_judged() {
+    let zeros = "def compute(problem, constants, inputs, outputs):\n    for j in range(len(outputs['y'])):\n        \
+                 outputs['y'][j] = 0\n";
+    let by = |absolute| {
+        let rule = Tolerance::Close { absolute, relative: 0.0 };
+        examined_by(&copy("softmax"), "", zeros, Some(rule))
+    };
+    let refused = by(1.0).unwrap_err().to_string();
+    assert!(refused.contains("cannot be judged") && refused.contains("rows=3"), "{refused}");
+    assert!(!by(1e-3).unwrap().passed());
 }
 
 #[test]

@@ -94,14 +94,17 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
 /// The experts of a token in order, and their weights, in double precision.
 fn routed(spec: RouteSpec, logits: &[f32], correction: &[f32], scale: f64) -> Vec<(u32, f64)> {
     let experts = spec.experts as usize;
-    let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
-    let by_score = spec.score == Score::Sigmoid && (spec.renormalised || spec.corrected || spec.grouped.is_some());
+    let alone = |x: f32| match spec.score {
+        Score::SqrtSoftplus => (f64::from(x).max(0.0) + (-f64::from(x).abs()).exp().ln_1p()).sqrt(),
+        _ => 1.0 / (1.0 + (-f64::from(x)).exp()),
+    };
+    let by_score = spec.score != Score::Softmax && (spec.renormalised || spec.corrected || spec.grouped.is_some());
     let mut choice: Vec<f64> = logits
         .iter()
         .enumerate()
         .map(|(e, &x)| match (by_score, spec.corrected) {
             (false, _) => f64::from(x),
-            (true, corrected) => sigmoid(x) + if corrected { f64::from(correction[e]) } else { 0.0 },
+            (true, corrected) => alone(x) + if corrected { f64::from(correction[e]) } else { 0.0 },
         })
         .map(|x| if x.is_nan() { f64::NEG_INFINITY } else { x + 0.0 })
         .collect();
@@ -122,18 +125,18 @@ fn routed(spec: RouteSpec, logits: &[f32], correction: &[f32], scale: f64) -> Ve
     let chosen = &descending(&choice)[..spec.top as usize];
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let score = |e: usize| match spec.score {
-        Score::Sigmoid => sigmoid(logits[e]),
+        Score::Sigmoid | Score::SqrtSoftplus => alone(logits[e]),
         Score::Softmax => f64::from(logits[e] - most).exp(),
     };
     let sum: f64 = match (spec.score, spec.renormalised) {
-        (Score::Sigmoid, false) => 1.0,
+        (Score::Sigmoid | Score::SqrtSoftplus, false) => 1.0,
         (Score::Softmax, false) => (0..experts).map(score).sum(),
         (_, true) => chosen.iter().map(|&e| score(e)).sum(),
     };
     chosen.iter().map(|&e| (e as u32, score(e) / sum * scale)).collect()
 }
 
-const ROUTINGS: [RouteSpec; 6] = [
+const ROUTINGS: [RouteSpec; 7] = [
     RouteSpec { experts: 128, top: 8, score: Score::Softmax, renormalised: true, corrected: false, grouped: None },
     RouteSpec { experts: 60, top: 4, score: Score::Softmax, renormalised: false, corrected: false, grouped: None },
     RouteSpec { experts: 5, top: 5, score: Score::Softmax, renormalised: true, corrected: false, grouped: None },
@@ -147,6 +150,7 @@ const ROUTINGS: [RouteSpec; 6] = [
         grouped: Some(Grouped { groups: 8, kept: 4 }),
     },
     RouteSpec { experts: 160, top: 22, score: Score::Sigmoid, renormalised: true, corrected: true, grouped: None },
+    RouteSpec { experts: 256, top: 6, score: Score::SqrtSoftplus, renormalised: true, corrected: true, grouped: None },
 ];
 
 /// A routing of these logits. Choices by scores are made in single precision here and in double there, so logits are
@@ -185,6 +189,20 @@ fn experts_are_chosen_as_models_choose_them() {
     ROUTINGS.into_par_iter().for_each(|spec| {
         routing(spec, noise(7 * spec.experts as usize, 3)).passes(&format!("{spec:?}"));
     });
+}
+
+#[test]
+fn a_root_of_softplus_keeps_its_digits_far_from_zero() {
+    let spec = RouteSpec {
+        experts: 4,
+        top: 4,
+        score: Score::SqrtSoftplus,
+        renormalised: true,
+        corrected: false,
+        grouped: None,
+    };
+    let logits = [[170.0, 20.0, 0.01, -0.01], [-1.0, -10.0, -30.0, -80.0], [-60.0, -90.0, -120.0, -160.0]];
+    routing(spec, logits.concat()).passes("far from zero");
 }
 
 #[test]

@@ -177,6 +177,8 @@ fn of_experts() -> Vec<KernelSpec> {
     let grouped = Some(Grouped { groups: 8, kept: 4 });
     let route = RouteSpec { experts: 256, top: 8, score: Score::Sigmoid, renormalised: true, corrected: true, grouped };
     all.push(For { spec: route, target }.into());
+    let softplus = RouteSpec { score: Score::SqrtSoftplus, grouped: None, ..route };
+    all.push(For { spec: softplus, target }.into());
     let scaled = (Ids::Routed(route), Rows::Scaled(Float::BF16));
     for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats), scaled] {
         all.push(

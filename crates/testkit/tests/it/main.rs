@@ -11,6 +11,7 @@ mod expert_layer;
 mod experts;
 mod extremes;
 mod first_principles;
+mod fp8;
 mod gates;
 mod global_scales;
 mod join;

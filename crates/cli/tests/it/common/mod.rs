@@ -10,7 +10,7 @@ use format::tensors::{self, Dtype, File, Tensor};
 /// The command, without what the environment of the tests may say.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hammerhead"));
-    command.env_remove("HAMMERHEAD_BACKEND").env("HAMMERHEAD_TUNING", "off");
+    command.env_remove("HAMMERHEAD_BACKEND").env("HAMMERHEAD_TUNING", "off").env("HAMMERHEAD_CONFIG", "off");
     command
 }
 
@@ -32,6 +32,13 @@ pub fn succeed<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> String {
     let output = hammerhead(args);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     stdout(&output)
+}
+
+/// Where a page is left for the browser check of the CI.
+pub fn page(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
+    std::fs::create_dir_all(&folder).unwrap();
+    folder.join(name)
 }
 
 /// Expects one line on stderr that starts with `error: ` and holds every fragment, and exit status 1.

@@ -1,4 +1,5 @@
-"""Experts over several processes, on torch.distributed (gloo between CPUs, NCCL between GPUs): each process holds some experts, and tokens travel.
+"""Experts over several processes, on torch.distributed (gloo between CPUs, NCCL between GPUs): each process holds some
+experts, and tokens travel.
 
     import torch.distributed as dist
     from hammerhead.distributed import Experts

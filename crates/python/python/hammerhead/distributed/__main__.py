@@ -1,6 +1,7 @@
 """Predicts tokens per second of a layer of experts over ranks, from a layer measured here.
 
-    python -m hammerhead.distributed --hidden 2048 --intermediate 768 --experts 128 --top-k 8 --tokens 64 --ranks 1,2,8,64
+    python -m hammerhead.distributed --hidden 2048 --intermediate 768 --experts 128 --top-k 8 --tokens 64 --ranks
+    1,2,8,64
     python -m hammerhead.distributed ... --check 2          # 2 processes on this machine, beside what is predicted for them
 """
 

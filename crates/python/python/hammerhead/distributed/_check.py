@@ -1,4 +1,5 @@
-"""A prediction held against processes on this machine. In a module of its own, since a process that is spawned imports what it runs."""
+"""A prediction held against processes on this machine. In a module of its own, since a process that is spawned imports
+what it runs."""
 
 from __future__ import annotations
 

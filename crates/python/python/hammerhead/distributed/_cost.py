@@ -1,8 +1,8 @@
 """What a layer of experts costs over R ranks: a model of few numbers, of which each can be measured.
 
-A rank's layer takes ``fixed + active · stream + rows · row`` seconds: calling it, reading the weights of the experts that have rows, and multiplying. An exchange takes
-``latency + (ranks − 1) · message + bytes / bandwidth``. A call waits for the rank with most rows. What it leaves out: links that are shared by several
-ranks, and slow ranks.
+A rank's layer takes ``fixed + active · stream + rows · row`` seconds: calling it, reading the weights of the experts
+that have rows, and multiplying. An exchange takes ``latency + (ranks − 1) · message + bytes / bandwidth``. A call waits
+for the rank with most rows. What it leaves out: links that are shared by several ranks, and slow ranks.
 """
 
 from __future__ import annotations

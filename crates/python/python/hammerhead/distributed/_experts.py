@@ -24,12 +24,15 @@ ELEMENTS = (torch.float16, torch.bfloat16, torch.float32)
 class Experts:
     """``y[t] = sum(w[t, j] * mlp[e[t, j]](x[t]))`` over all ranks' experts, plus a shared expert's result.
 
-    All ranks of the group call it together, each with its own tokens, all of one type and width; a rank without tokens passes none (``x[:0]``). Where types or widths differ
-    every rank raises ``ValueError``, and the group stays usable. A call is two exchanges there (how much, then
-    tokens) and one back; the shared expert, which every rank has, is computed while tokens travel. Every expert's result comes back by itself in float32 and is added in the order of the
-    token's experts, so results are those of one process to the bit, if layers are batch-invariant, as those made here are.
+    All ranks of the group call it together, each with its own tokens, all of one type and width; a rank without tokens
+    passes none (``x[:0]``). Where types or widths differ every rank raises ``ValueError``, and the group stays usable.
+    A call is two exchanges there (how much, then tokens) and one back; the shared expert, which every rank has, is
+    computed while tokens travel. Every expert's result comes back by itself in float32 and is added in the order of the
+    token's experts, so results are those of one process to the bit, if layers are batch-invariant, as those made here
+    are.
 
-    Where a rank fails, the others' call ends with an error when the connection breaks or the group's timeout is over, and the group is of no use afterwards.
+    Where a rank fails, the others' call ends with an error when the connection breaks or the group's timeout is over,
+    and the group is of no use afterwards.
     """
 
     def __init__(
@@ -40,8 +43,9 @@ class Experts:
         shared: Callable[[torch.Tensor], torch.Tensor] | None = None,
         group: Any = None,
     ) -> None:
-        """``local``: this rank's experts, a layer without a shared one; None where it has none. ``counts``: how many each rank has, in the order of ranks. ``shared``: computes
-        every token in float32, ``[tokens, k]`` to ``[tokens, n]``."""
+        """``local``: this rank's experts, a layer without a shared one; None where it has none. ``counts``: how many
+        each rank has, in the order of ranks. ``shared``: computes every token in float32, ``[tokens, k]`` to ``[tokens,
+        n]``."""
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.counts = [int(count) for count in counts]
@@ -73,8 +77,8 @@ class Experts:
         batch_invariant: bool = True,
         **options: Any,
     ) -> Experts:
-        """Reads this rank's experts of a model's layer, and the shared one if there is one. ``counts``: :func:`shares` if not given. The rest is as for
-        :meth:`hammerhead.Experts.from_checkpoint`."""
+        """Reads this rank's experts of a model's layer, and the shared one if there is one. ``counts``: :func:`shares`
+        if not given. The rest is as for :meth:`hammerhead.Experts.from_checkpoint`."""
         model = model if isinstance(model, hammerhead.Checkpoint) else hammerhead.Checkpoint(model)
         options["batch_invariant"] = batch_invariant
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -90,7 +94,8 @@ class Experts:
         return cls(local, counts, shared=shared, group=group)
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Computes this rank's tokens ``[tokens, k]`` by their experts ``[tokens, top_k]``, numbered over all ranks; an id that is nobody's adds nothing."""
+        """Computes this rank's tokens ``[tokens, k]`` by their experts ``[tokens, top_k]``, numbered over all ranks; an
+        id that is nobody's adds nothing."""
         if x.dim() != 2 or ids.shape != weights.shape or ids.dim() != 2 or ids.shape[0] != x.shape[0]:
             raise ValueError(
                 f"x, ids, weights: their shapes are {list(x.shape)}, {list(ids.shape)}, {list(weights.shape)}, where [tokens, k] and twice "
@@ -108,7 +113,8 @@ class Experts:
         return route.combined(back, weights, added, x)
 
     def _exchange_counts(self, route: _Route, x: torch.Tensor) -> list[list[int]]:
-        """How many rows and pairs every rank sends here. Beside them travels what rows are made of: an exchange of rows of different lengths ends the process."""
+        """How many rows and pairs every rank sends here. Beside them travels what rows are made of: an exchange of rows
+        of different lengths ends the process."""
         element = ELEMENTS.index(x.dtype) if x.dtype in ELEMENTS else len(ELEMENTS)
         columns = [route.rows_for, route.pairs_for, [element] * self.ranks, [x.shape[1]] * self.ranks]
         out = torch.tensor(columns, dtype=torch.int64).t().contiguous().to(x.device)
@@ -199,7 +205,8 @@ def _described(element: int, width: int) -> str:
 
 
 def _expect_alike(kinds: list[str]) -> None:
-    """Refuses a call in which ranks pass tokens of different kinds; every rank sees all of them, and raises the same."""
+    """Refuses a call in which ranks pass tokens of different kinds; every rank sees all of them, and raises the
+    same."""
     ranks: dict[str, list[int]] = {}
     for rank, kind in enumerate(kinds):
         ranks.setdefault(kind, []).append(rank)

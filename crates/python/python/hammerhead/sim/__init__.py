@@ -27,7 +27,8 @@
 >>> report.findings, x.tolist()
 ([], [0, 2, 4, 6, 8])
 
-Triton's kernels are launched as always, inside of :func:`triton` or through :func:`check`; no GPU and no driver has to be there.
+Triton's kernels are launched as always, inside of :func:`triton` or through :func:`check`; no GPU and no driver has to
+be there.
 """
 
 from hammerhead.sim._launch import TensorMap, launch

@@ -37,8 +37,8 @@ class Map:
 class TensorMap:
     """A tensor map over an array, for kernels that copy tiles by the copy engine.
 
-    ``box`` has a side for each dimension of the array, outermost first, as its shape has; ``swizzle`` is 0, 32, 64 or 128; ``element`` says better
-    what the array's numbers are, such as ``"bf16"`` for one of uint16.
+    ``box`` has a side for each dimension of the array, outermost first, as its shape has; ``swizzle`` is 0, 32, 64 or
+    128; ``element`` says better what the array's numbers are, such as ``"bf16"`` for one of uint16.
     """
 
     array: Any
@@ -81,9 +81,10 @@ def launch(
 ) -> Report:
     """Runs a kernel's text in the simulator, under so many schedules.
 
-    ``args`` has one value for each parameter: arrays of numpy's or torch's (or :class:`Tensor`) for pointers, :class:`TensorMap`, numbers, and bytes for
-    structures. Arrays hold afterwards what the first schedule left in them. ``block`` and ``cluster`` may be left out where the text says them, ``entry`` where there is
-    one; ``shared`` is the dynamic part. ``rules`` are ``"practice"`` or ``"letter"``.
+    ``args`` has one value for each parameter: arrays of numpy's or torch's (or :class:`Tensor`) for pointers,
+    :class:`TensorMap`, numbers, and bytes for structures. Arrays hold afterwards what the first schedule left in them.
+    ``block`` and ``cluster`` may be left out where the text says them, ``entry`` where there is one; ``shared`` is the
+    dynamic part. ``rules`` are ``"practice"`` or ``"letter"``.
     """
     memory = Memory()
     given: list[Argument] = []

@@ -10,9 +10,9 @@ from typing import Any
 class Tensor:
     """An array as Triton takes one, around one of numpy's or torch's.
 
-    numpy's arrays need it inside of :func:`hammerhead.sim.triton`, since Triton asks for a pointer that numpy does not give.
-    With ``written=False`` the array counts as never written: to compute with what it holds at first is a finding, as it should be of
-    results.
+    numpy's arrays need it inside of :func:`hammerhead.sim.triton`, since Triton asks for a pointer that numpy does not
+    give. With ``written=False`` the array counts as never written: to compute with what it holds at first is a finding,
+    as it should be of results.
     """
 
     def __init__(self, array: Any, *, written: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Triton's kernels in the simulator.
 
-Triton launches through a driver. Ours says that the device is of some architecture, takes what the compiler made of a kernel, and runs its PTX in the
-simulator with the arguments that it was called with. So binding, specialisation, heuristics and options are Triton's own, and the text that runs is the one
-that a GPU would get.
+Triton launches through a driver. Ours says that the device is of some architecture, takes what the compiler made of a
+kernel, and runs its PTX in the simulator with the arguments that it was called with. So binding, specialisation,
+heuristics and options are Triton's own, and the text that runs is the one that a GPU would get.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def triton(arch: int = 90, *, rules: str = "practice", schedules: int = 10) -> I
     >>> with sim.triton(90):                                     # doctest: +SKIP
     ...     add_kernel[(4,)](x, y, out, n, BLOCK=1024)           # tensors of torch on the CPU, or sim.Tensor around numpy's
 
-    Tensors hold what the first schedule left in them. The list that it gives has a :class:`Report` for each launch. On leaving, findings raise
-    :class:`FindingsError`, which is an ``AssertionError``. A kernel that is autotuned runs in each of its configurations, and keeps the first.
+    Tensors hold what the first schedule left in them. The list that it gives has a :class:`Report` for each launch. On
+    leaving, findings raise :class:`FindingsError`, which is an ``AssertionError``. A kernel that is autotuned runs in
+    each of its configurations, and keeps the first.
     """
     driver = _drivers()
     before, ours = driver._active, _Driver(arch, rules, schedules)
@@ -65,8 +66,8 @@ def check(
     >>> report = sim.check(add_kernel[(4,)], x, y, out, n, BLOCK=1024)     # doctest: +SKIP
     >>> assert not report.findings, report                                # doctest: +SKIP
 
-    ``kernel`` is anything that launches one when it is called with the rest: a kernel with its grid, or a function around that. Arrays of numpy's are taken as
-    they are. Of several launches the worst report is given.
+    ``kernel`` is anything that launches one when it is called with the rest: a kernel with its grid, or a function
+    around that. Arrays of numpy's are taken as they are. Of several launches the worst report is given.
     """
     wrapped = [_wrapped(arg) for arg in args]
     try:

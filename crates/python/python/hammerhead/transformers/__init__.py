@@ -13,11 +13,11 @@ would with its weights expanded, up to the rounding of sums. There are no gradie
 """
 
 from hammerhead.transformers._experts import register_experts
-from hammerhead.transformers._modules import NvFp4Experts, NvFp4Linear, NvFp4Mlp, place_hottest
+from hammerhead.transformers._modules import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp, place_hottest
 from hammerhead.transformers._quantizer import NvFp4Config, NvFp4Quantizer
 from hammerhead.transformers._register import register_quantizers
 
-__all__ = ["NvFp4Config", "NvFp4Experts", "NvFp4Linear", "NvFp4Mlp", "NvFp4Quantizer", "place_hottest"]
+__all__ = ["Fp8Linear", "NvFp4Config", "NvFp4Experts", "NvFp4Linear", "NvFp4Mlp", "NvFp4Quantizer", "place_hottest"]
 
 register_quantizers()
 register_experts()

@@ -1,7 +1,7 @@
 """``experts_implementation="hammerhead"``: experts of a model that is not quantised, computed in NVFP4.
 
-Whoever chooses it asks for quantising: the first call of every layer makes NVFP4 of its experts and packs them, and the model's own weights stay where they are.
-For checkpoints that are NVFP4 already it is not needed.
+Whoever chooses it asks for quantising: the first call of every layer makes NVFP4 of its experts and packs them, and the
+model's own weights stay where they are. For checkpoints that are NVFP4 already it is not needed.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 
 from hammerhead import Checkpoint
+from hammerhead._fp8 import block_side
 
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
@@ -50,6 +51,7 @@ class Files:
     def __init__(self, files: Iterable[str | PathLike[str]]) -> None:
         self.paths = [Path(file) for file in files]
         self.element: dict[str, str] = {}
+        self.shape: dict[str, list[int]] = {}
         self._path: dict[str, Path] = {}
         for path in self.paths:
             if path.suffix != ".safetensors":
@@ -60,6 +62,7 @@ class Files:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             header.pop("__metadata__", None)
             self.element.update((name, about["dtype"]) for name, about in header.items())
+            self.shape.update((name, about["shape"]) for name, about in header.items())
             self._path.update((name, path) for name in header)
         first = self.paths[0]
         self.checkpoint = Checkpoint.by_name(first if len(self.paths) == 1 else first.parent)
@@ -139,6 +142,10 @@ class Files:
             )
         # One number for a row, for a block of a row, or for a block of rows and columns; the last block may be smaller.
         for side, (size, blocks) in enumerate(zip(weight.shape, scale.shape, strict=True)):
-            block = -(-size // blocks)
+            block = size if blocks == 1 else block_side(size, blocks)
+            if block is None:
+                raise ValueError(
+                    f"{scales[0]} has shape {list(scale.shape)}, and neither blocks of 128 nor any others fill a weight of shape {list(weight.shape)}"
+                )
             scale = scale.repeat_interleave(block, side).narrow(side, 0, size)
         return weight * scale

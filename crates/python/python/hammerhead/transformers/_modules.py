@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+import hammerhead
 from hammerhead import Experts, Linear, Mlp
 from hammerhead._twin import ExpertsForm
 from hammerhead.transformers._files import Files
@@ -46,6 +47,30 @@ class NvFp4Linear(Packed):
         values = torch.empty(self.layer.out_features, self.layer.in_features)
         self.files.checkpoint.expand(self.stem, 0, values)
         return values.to(self.dtype)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The bias, read anew each time, for the same models."""
+        name = f"{self.stem}.bias"
+        return self.files.tensor(name).to(self.dtype) if name in self.files.element else None
+
+
+class Fp8Linear(Packed):
+    """An FP8 linear layer, on the processor."""
+
+    layer: hammerhead.Fp8Linear
+
+    def __init__(self, layer: hammerhead.Fp8Linear, replaced: torch.nn.Linear, files: Files, stem: str) -> None:
+        super().__init__(layer, replaced)
+        self.files, self.stem, self.dtype = files, stem, replaced.weight.dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, expanded anew each time: some models look at it instead of calling the layer."""
+        return self.files.expanded(f"{self.stem}.weight").to(self.dtype)
 
     @property
     def bias(self) -> torch.Tensor | None:

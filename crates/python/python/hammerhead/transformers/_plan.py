@@ -9,7 +9,7 @@ expanded. What has no place is refused by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,9 @@ class Plan:
 
     linears: dict[str, str] = field(default_factory=dict)
     """Linear layers, and the stems of their weights."""
+
+    fp8: dict[str, Origin] = field(default_factory=dict)
+    """FP8 linear layers that the processor computes, and where their weights are from."""
 
     mlps: dict[str, tuple[MlpForm, tuple[Projection, Projection, Projection]]] = field(default_factory=dict)
     """Gated MLPs: how they compute, and gate, up and down."""
@@ -52,7 +55,7 @@ class Plan:
 
     @property
     def replaced(self) -> list[str]:
-        return [*self.linears, *self.mlps, *self.experts]
+        return [*self.linears, *self.fp8, *self.mlps, *self.experts]
 
     @property
     def stems(self) -> set[str]:
@@ -61,6 +64,7 @@ class Plan:
         of_experts = (projection for _, each in self.experts.values() for expert in each for projection in expert)
         return {
             *self.linears.values(),
+            *(origin.names[0].removesuffix(".weight") for origin in self.fp8.values()),
             *(projection[0] for projection in (*of_mlps, *of_experts) if projection is not None),
         }
 
@@ -84,9 +88,16 @@ class Plan:
         return notes
 
 
-def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mapping[str, str] | None = None) -> Plan:
+def plan(
+    model: Any,
+    files: Files,
+    conversions: Sequence[Any],
+    unchecked: Mapping[str, str] | None = None,
+    is_processors: Callable[[str], bool] = lambda _: True,
+) -> Plan:
     """Decides, or raises ``ValueError`` with the names of what has no place. ``unchecked`` names modules or classes
-    whose gates are said, and that are not run."""
+    whose gates are said, and that are not run. ``is_processors`` says of a module whether the processor is to compute
+    it: only there FP8 weights stay what they are."""
     if not files.packed:
         raise ValueError(
             f"{files.paths[0].parent}: no weight in these files is NVFP4 (codes with weight_scale and weight_scale_2, or with "
@@ -99,6 +110,8 @@ def plan(model: Any, files: Files, conversions: Sequence[Any], unchecked: Mappin
     for name, module in model.named_modules():
         if type(module) is torch.nn.Linear and f"{name}.weight" in found:
             _add_linear(made, name, module, files, found[f"{name}.weight"])
+            if is_processors(name) and not _is_shared(model, f"{name}.weight"):
+                _add_fp8(made, name, module, files, found[f"{name}.weight"])
         elif (stacks := Stacks.of(module)) is not None:
             _add_experts(made, name, module, stacks, files, found, forms)
             if not _is_shared(model, f"{name}.{stacks.first}"):
@@ -147,6 +160,15 @@ def _add_linear(made: Plan, name: str, module: Any, files: Files, origin: Origin
     # A bias that the model does not have, or that lies elsewhere, is not ours to add.
     if (module.bias is not None) == (f"{packed.stem}.bias" in files.element):
         made.linears[name] = packed.stem
+
+
+def _add_fp8(made: Plan, name: str, module: Any, files: Files, origin: Origin) -> None:
+    if origin.converter is not None or len(origin.names) != 1 or origin.names[0] not in files.fp8:
+        return
+    shape, stem = files.shape[origin.names[0]], origin.names[0].removesuffix(".weight")
+    fits = files.element[origin.names[0]] == "F8_E4M3" and shape == [module.out_features, module.in_features]
+    if fits and (module.bias is not None) == (f"{stem}.bias" in files.element):
+        made.fp8[name] = origin
 
 
 def _add_experts(

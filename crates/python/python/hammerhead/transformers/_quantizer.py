@@ -12,10 +12,11 @@ from transformers.core_model_loading import WeightRenaming, revert_weight_conver
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+import hammerhead
 from hammerhead import Experts, Linear, Mlp, backends
 from hammerhead.budget import parsed_bytes
 from hammerhead.transformers._files import Files
-from hammerhead.transformers._modules import NvFp4Experts, NvFp4Linear, NvFp4Mlp, Packed
+from hammerhead.transformers._modules import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp, Packed
 from hammerhead.transformers._plan import Plan, plan
 
 MODELOPT = "modelopt"
@@ -85,7 +86,13 @@ class NvFp4Quantizer(HfQuantizer):
         of transformers pass the model, too."""
         files, model, self.prepared = self.files, self.prepared, None
         assert files is not None
-        self.plan = plan(model, files, weight_conversions, self.quantization_config.unchecked)
+        self.plan = plan(
+            model,
+            files,
+            weight_conversions,
+            self.quantization_config.unchecked,
+            lambda name: backend_at(place_of(name, self.device_map)) is None,
+        )
         for note in self.plan.notes(model, files):
             warnings.warn(f"hammerhead: {note}", stacklevel=2)
         self._replace(model, files)
@@ -118,6 +125,17 @@ class NvFp4Quantizer(HfQuantizer):
 
         for name, stem in self.plan.linears.items():
             model.set_submodule(name, NvFp4Linear(linear(stem, backend(name)), model.get_submodule(name), files, stem))
+        for name, origin in list(self.plan.fp8.items()):
+            stem = origin.names[0].removesuffix(".weight")
+            try:
+                layer = hammerhead.Fp8Linear.from_checkpoint(checkpoint, stem)
+            except ValueError as refusal:
+                # Scales that cannot be computed with are rare; what is missing is named when the weight is expanded.
+                del self.plan.fp8[name]
+                self.plan.expanded.append(origin)
+                warnings.warn(f"hammerhead: {name} is expanded: {refusal}", stacklevel=2)
+                continue
+            model.set_submodule(name, Fp8Linear(layer, model.get_submodule(name), files, stem))
         for name, (form, projections) in self.plan.mlps.items():
             model.set_submodule(name, NvFp4Mlp(mlp(projections, form.gate, backend(name)), model.get_submodule(name)))
         share = self._share(model)

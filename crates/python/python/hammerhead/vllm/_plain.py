@@ -1,7 +1,8 @@
 """Layers in FP8 and MXFP8 of mixed checkpoints, for platforms on which vLLM has no kernel for them.
 
-Codes become numbers of the activations' type, and torch multiplies: this is for models to load whole, not for speed. No
-scale is rounded into a weight: scales per row multiply the sums in single precision.
+On a CPU they stay FP8, and are ours (:class:`hammerhead.Fp8Linear`). Elsewhere, and where their scales cannot be computed
+with, codes become numbers of the activations' type, and torch multiplies: that is for models to load whole, not for
+speed. No scale is rounded into a weight: scales per row multiply the sums in single precision.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
+from hammerhead import Fp8Linear
 from hammerhead.vllm._calls import Call
 from hammerhead.vllm._packed import OPENAI, check_loaded, empty, local_ids, not_a_number
 
@@ -20,7 +22,7 @@ MX_BLOCK = (1, 32)
 
 
 class PlainLinear:
-    """A matrix of 8-bit floats and its scales, multiplied by torch."""
+    """A matrix of 8-bit floats and its scales, multiplied by us on a CPU, else by torch."""
 
     def __init__(
         self,
@@ -34,25 +36,54 @@ class PlainLinear:
 
         Scales of type uint8 are the exponents of MXFP8.
         """
+        self.layer = _processors(codes, scales, widths, block)
+        if self.layer is not None:
+            return
         # Sums of codes, which go up to 448, would overflow half precision.
         held = torch.float32 if dtype == torch.float16 else dtype
         rows, columns = codes.shape
         self.scales: torch.Tensor | None = None
         if block is None:
-            scales = scales.float().reshape(-1)
-            if scales.numel() != rows:
-                scales = scales.repeat_interleave(torch.tensor(widths, device=scales.device))
-            self.weight, self.scales = codes.to(held), scales
+            self.weight, self.scales = codes.to(held), _per_row(scales, rows, widths)
         else:
             high, wide = block
             factors = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
-            factors = factors.reshape(-(-rows // high), -(-columns // wide))
+            factors = factors.reshape(_blocks(codes, block))
             factors = factors.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
             self.weight = _narrowed(codes.float() * factors, held)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layer is not None:
+            return self.layer(x)
         y = torch.nn.functional.linear(x.to(self.weight.dtype), self.weight)
         return (y if self.scales is None else y.float() * self.scales).to(x.dtype)
+
+
+def _per_row(scales: torch.Tensor, rows: int, widths: Sequence[int]) -> torch.Tensor:
+    """One scale per row, of those per row or per matrix of ``widths`` rows."""
+    scales = scales.float().reshape(-1)
+    return scales if scales.numel() == rows else scales.repeat_interleave(torch.tensor(widths, device=scales.device))
+
+
+def _blocks(codes: torch.Tensor, block: Sequence[int]) -> tuple[int, int]:
+    """How many blocks of a matrix there are, down and across."""
+    (rows, columns), (high, wide) = codes.shape, block
+    return -(-rows // high), -(-columns // wide)
+
+
+def _processors(
+    codes: torch.Tensor, scales: torch.Tensor, widths: Sequence[int], block: Sequence[int] | None
+) -> Fp8Linear | None:
+    """The layer as the processor computes it, if it is to and can."""
+    if codes.device.type != "cpu" or codes.dtype != torch.float8_e4m3fn:
+        return None
+    try:
+        if block is None:
+            return Fp8Linear.from_arrays(codes, _per_row(scales, len(codes), widths))
+        factors = (scales if scales.dtype == torch.uint8 else scales.float()).reshape(_blocks(codes, block))
+        return Fp8Linear.from_arrays(codes, factors, block=None if scales.dtype == torch.uint8 else (block[0], block[1]))
+    except ValueError:
+        return None
 
 
 def plain(name: str, layer: Any, dtype: torch.dtype) -> PlainLinear:

@@ -126,12 +126,6 @@ impl Worker for Guest {
         };
         let queue = Queue::new(0)?.with_request(Request::from(*loaded.plan.config()));
         self.ready = Some(Ready { loaded, queue, prepared: 0, memory: Some(memory) });
-        let ready = self.ready.as_ref().ok_or_else(unprepared)?;
-        let calls = self.calls(&ready.first_jobs())?;
-        let ready = self.ready.as_mut().ok_or_else(unprepared)?;
-        // SAFETY: the tensors are where the referee laid them out for this problem, and stay open for as long as this
-        // process lives.
-        unsafe { ready.warm(&calls) }?;
         Ok(Readiness::Ready)
     }
 
@@ -189,12 +183,7 @@ impl Swimmer {
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
         let queue = Queue::new(self.device)?.with_request(Request::from(*loaded.plan.config()));
-        let ready = self.ready.insert(Ready { loaded, queue, prepared: 0, memory: None });
-        let (inputs, outputs) = self.tensors.addresses().ok_or_else(unprepared)?;
-        let calls: Vec<Call> =
-            ready.first_jobs().into_iter().map(|job| ready.call(job, inputs, outputs)).collect::<Result<_>>()?;
-        // SAFETY: the tensors are this session's, laid out for this problem, and go after what was prepared.
-        unsafe { ready.warm(&calls) }?;
+        self.ready = Some(Ready { loaded, queue, prepared: 0, memory: None });
         Ok(Readiness::Ready)
     }
 
@@ -224,29 +213,8 @@ impl Swimmer {
 }
 
 impl Ready {
-    /// A job of every set of weights, where layers are whole: such have no way to be made ready but to be computed.
-    fn first_jobs(&self) -> Vec<Job> {
-        match &self.loaded.layers {
-            Layers::Products(_) => Vec::new(),
-            Layers::Whole(layers) => (0..layers.len()).map(|layer| Job { layer, input: 0, output: 0 }).collect(),
-        }
-    }
-
-    /// Computes calls to their end, whatever the inputs hold yet, so that all they need is compiled and allocated.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Ready::enqueue`].
-    unsafe fn warm(&mut self, calls: &[Call]) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
-        let queued = unsafe { self.enqueue(calls) };
-        let done = self.queue.stream().context().synchronize();
-        queued.and(done.map_err(Error::from))
-    }
-
     /// Has all that these calls need compiled and allocated.
     fn make_ready(&mut self, device: usize, calls: &[Call]) -> Result<()> {
-        let Layers::Products(layers) = &self.loaded.layers else { return Ok(()) };
         // Layers and places are drawn anew each time, and a queue forgets all that it has prepared when it has become
         // much: not while it is timed.
         self.prepared += calls.len();
@@ -254,8 +222,14 @@ impl Ready {
             self.queue = Queue::new(device)?.with_request(Request::from(*self.loaded.plan.config()));
             self.prepared = calls.len();
         }
-        for call in calls {
-            self.queue.prepare(&layers[call.layer], &call.tokens, &call.outputs)?;
+        for Call { layer, tokens, routing, outputs } in calls {
+            match (&self.loaded.layers, *routing) {
+                (Layers::Products(layers), _) => self.queue.prepare(&layers[*layer], tokens, outputs)?,
+                (Layers::Whole(layers), Some(routing)) => {
+                    self.queue.prepare_experts(&layers[*layer], tokens[0], routing, outputs[0])?;
+                }
+                (Layers::Whole(_), None) => return Err(unprepared()),
+            }
         }
         Ok(())
     }

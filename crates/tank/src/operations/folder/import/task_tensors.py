@@ -46,6 +46,12 @@ def module(name, path=None):
     return found
 
 
+def size(numbers):
+    """What numbers are like: the root of their mean square, of those that are numbers."""
+    known = numbers[numbers.isfinite()]
+    return float(known.double().square().mean().sqrt()) if known.numel() else 0.0
+
+
 def parts(data):
     """The parts of what has some, or nothing."""
     if isinstance(data, dict):

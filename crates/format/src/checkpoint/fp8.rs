@@ -1,0 +1,140 @@
+//! FP8 weights by the names of their modules: a `weight` of type F8_E4M3, and a scale beside it.
+//!
+//! | written by | scale | its shape |
+//! |---|---|---|
+//! | ModelOpt `FP8`, compressed-tensors `float-quantized` | `weight_scale` F32, F16 or BF16 | `[]`, `[1]`; `[N]` or `[N, 1]` |
+//! | DeepSeek and who quantises like it | `weight_scale_inv` (it multiplies, whatever its name says) | `[⌈N/128⌉, ⌈K/128⌉]` |
+//! | ModelOpt and compressed-tensors `MXFP8` | `weight_scale` U8 or F8_E8M0 | `[N, K/32]` |
+//!
+//! Shapes decide. Blocks have sides of 128 where that makes as many as there are; other sides must divide the matrix.
+
+use super::Checkpoint;
+use super::feed_forward::stored_numbers;
+use super::store::{Element, View};
+use crate::tensors::Dtype;
+use crate::{Error, Fp8Matrix, Fp8Scales, MX_BLOCK, Result};
+
+/// The names that scales have beside a weight.
+const SCALES: [&str; 2] = ["weight_scale", "weight_scale_inv"];
+
+/// The side of blocks, where nothing else is said.
+const BLOCK: usize = 128;
+
+/// An FP8 linear layer.
+#[derive(Clone, Debug)]
+pub struct Fp8Linear<'a> {
+    /// The weight.
+    pub matrix: Fp8Matrix<'a>,
+    /// What is added to the sums of its rows, if the model has that.
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Checkpoint {
+    /// Reads an FP8 weight and its bias by the name of its module, such as `model.layers.0.self_attn.q_proj`.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such weight or no single scale beside it, if it is not of type F8_E4M3, if their shapes do not
+    /// belong together, or if a number is NaN.
+    pub fn fp8(&self, name: &str) -> Result<Fp8Linear<'_>> {
+        let weight = self.fp8_part(name, "weight")?;
+        if !weight.is(Dtype::F8_E4M3) {
+            let problem = format!("it has type {}, where F8_E4M3 is expected", weight.element);
+            return refuse(&weight, problem, "name a weight that is FP8");
+        }
+        let [rows, k] = *weight.shape else {
+            return refuse(&weight, format!("it has shape {:?}, where [N, K] is expected", weight.shape), "expand it");
+        };
+        let mut scales = SCALES.iter().filter_map(|part| self.store.view(&format!("{name}.{part}")));
+        let (Some(scale), None) = (scales.next(), scales.next()) else {
+            let problem = "it is FP8, and no single weight_scale or weight_scale_inv stands beside it".to_owned();
+            return refuse(&weight, problem, "fetch the missing part");
+        };
+        let in_tensor = |reason| Error::InTensor {
+            path: weight.path.to_path_buf(),
+            name: weight.name.to_owned(),
+            reason: Box::new(reason),
+        };
+        let matrix = Fp8Matrix::new(rows, k, weight.bytes, scales_of(&scale, rows, k)?).map_err(in_tensor)?;
+        let bias = match self.store.view(&format!("{name}.bias")) {
+            Some(view) => Some(bias_of(&view, rows)?),
+            None => None,
+        };
+        Ok(Fp8Linear { matrix, bias })
+    }
+
+    fn fp8_part(&self, name: &str, part: &str) -> Result<View<'_>> {
+        let full = format!("{name}.{part}");
+        self.store.view(&full).ok_or_else(|| Error::Weight {
+            path: self.path().to_path_buf(),
+            name: full,
+            problem: "there is no such tensor".to_owned(),
+            remedy: "give a module's name as the file has it",
+        })
+    }
+}
+
+/// The scales of a matrix, told apart by type and shape.
+fn scales_of<'a>(view: &View<'a>, rows: usize, k: usize) -> Result<Fp8Scales<'a>> {
+    let misshaped = |expected: String| {
+        refuse(
+            view,
+            format!("it has shape {:?}, which does not scale a weight of shape [{rows}, {k}]: {expected}", view.shape),
+            "check that it belongs to this weight, or expand the weight",
+        )
+    };
+    if matches!(view.element, Element::Safetensors(Dtype::U8 | Dtype::F8_E8M0)) {
+        return match *view.shape {
+            [n, blocks] if n == rows && blocks.checked_mul(MX_BLOCK) == Some(k) => Ok(Fp8Scales::Mx(view.bytes.into())),
+            _ => misshaped("exponents of MXFP8 are [N, K/32]".to_owned()),
+        };
+    }
+    let scales = stored_numbers(view)?;
+    match (view.shape, scales.as_slice()) {
+        ([] | [1] | [1, 1], [scale]) => Ok(Fp8Scales::Matrix(*scale)),
+        ([n] | [n, 1], _) if *n == rows => Ok(Fp8Scales::Rows(scales.into())),
+        ([down, across], _) => match [side(rows, *down), side(k, *across)] {
+            [Some(height), Some(width)] => Ok(Fp8Scales::Blocks { block: [height, width], scales: scales.into() }),
+            _ => misshaped("neither blocks of 128 nor any others fill it".to_owned()),
+        },
+        _ => misshaped("one number, one per row, or one per block is expected".to_owned()),
+    }
+}
+
+/// The side of so many blocks along a length.
+fn side(length: usize, blocks: usize) -> Option<usize> {
+    match blocks {
+        0 => None,
+        _ if length.div_ceil(BLOCK) == blocks => Some(BLOCK),
+        _ => length.is_multiple_of(blocks).then(|| length / blocks),
+    }
+}
+
+fn bias_of(view: &View<'_>, rows: usize) -> Result<Vec<f32>> {
+    let bias = stored_numbers(view)?;
+    match bias.iter().all(|number| number.is_finite()) && *view.shape == [rows] {
+        true => Ok(bias),
+        false => {
+            let problem = format!("it has shape {:?}, where [{rows}] finite numbers are expected", view.shape);
+            refuse(view, problem, "check that it belongs to this weight")
+        }
+    }
+}
+
+fn refuse<T>(view: &View<'_>, problem: String, remedy: &'static str) -> Result<T> {
+    Err(Error::Weight { path: view.path.to_path_buf(), name: view.name.to_owned(), problem, remedy })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_side_of_128_comes_first_and_any_other_must_divide() {
+        // 576 rows in blocks of 128 are five, the last of half the size: 116 would be as many, and wrong.
+        assert_eq!(side(576, 5), Some(128));
+        assert_eq!(side(512, 8), Some(64));
+        assert_eq!(side(100, 1), Some(128));
+        assert_eq!([side(100, 3), side(100, 0)], [None, None]);
+    }
+}
