@@ -84,9 +84,10 @@ pub fn of_floor(part: Option<f64>) -> String {
     percent(part.map(|part| part.min(1.0)))
 }
 
-/// An error as a part of what its bound allows: in percent, or as a power of ten where that would round to nothing.
+/// An error as a part of what its bound allows: in percent, or as a power of ten where that would round to nothing,
+/// down to the least that one rounding of double precision could be.
 pub fn of_bound(part: f64) -> String {
-    if part == 0.0 || part >= 5e-4 { percent(Some(part)) } else { format!("{part:.1e}") }
+    if (f64::EPSILON..5e-4).contains(&part) { format!("{part:.1e}") } else { percent(Some(part)) }
 }
 
 /// A part of a whole in percent, or a dash where there is no whole.
@@ -119,7 +120,8 @@ mod tests {
         assert_eq!(bytes(12.0), "12 bytes");
         assert_eq!([Some(0.1234), Some(1.2), None].map(percent), ["12.3 %", "120 %", "-"]);
         assert_eq!([Some(0.1234), Some(1.2), None].map(of_floor), ["12.3 %", "100 %", "-"]);
-        assert_eq!([0.955, 0.0, 1.24e-7, 1.5].map(of_bound), ["95.5 %", "0.0 %", "1.2e-7", "150 %"]);
+        let told = [0.955, 0.0, 1.24e-7, 5e-101, 1.5].map(of_bound);
+        assert_eq!(told, ["95.5 %", "0.0 %", "1.2e-7", "0.0 %", "150 %"]);
         assert_eq!(seconds_between(0.0123, 0.5), "12.3…500 ms");
         assert_eq!(seconds_between(5e-4, 0.5), "500 µs…500 ms");
     }
