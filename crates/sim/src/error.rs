@@ -242,7 +242,8 @@ impl<T: fmt::Display> fmt::Display for Each<'_, T> {
     }
 }
 
-/// What a rule of the machine was broken by.
+/// What a rule of the machine was broken by. In brackets: where the PTX ISA has the rule, by the names of its chapters,
+/// since their numbers change from version to version.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FaultKind {
     /// Nobody can go on.
@@ -257,7 +258,8 @@ pub enum FaultKind {
         /// Instructions since the last change.
         steps: u64,
     },
-    /// Two accesses to the same bytes without an order between them.
+    /// Two accesses to the same bytes without an order between them (*Memory Consistency Model: Causality Order,
+    /// Proxies, Data-races*; for copies *cp.async.bulk* and *Async proxy*).
     #[error("race on {place}\n  first  {first}\n  second {second}\n  lacks  {edge}\n  remedy {remedy}")]
     Race {
         /// The bytes.
@@ -286,7 +288,7 @@ pub enum FaultKind {
         /// What was asked for, and what is nearby.
         place: Place,
     },
-    /// A shared-memory access to a block that has ended.
+    /// A shared-memory access to a block that has ended (*State Spaces: Shared State Space*, *barrier.cluster*).
     #[error(
         "access to {place} after that block has ended; blocks of a cluster must wait for each other before they exit"
     )]
@@ -294,7 +296,7 @@ pub enum FaultKind {
         /// The bytes.
         place: Place,
     },
-    /// A shared-memory access to a block that may not have begun.
+    /// A shared-memory access to a block that may not have begun (the same).
     #[error(
         "access to {place}, a block that is not known to have started; blocks of a cluster must meet before they reach into each other"
     )]
@@ -312,19 +314,19 @@ pub enum FaultKind {
         /// The access.
         visit: Box<Site>,
     },
-    /// A read through the read-only path of bytes that this kernel writes.
+    /// A read through the read-only path of bytes that this kernel writes (*ld.global.nc*).
     #[error("read-only load of {place}, which this kernel has written; load it without .nc")]
     NotReadOnly {
         /// The bytes.
         place: Place,
     },
-    /// A read or write of what the preceding grid produces, before waiting for it.
+    /// A read or write of what the preceding grid produces, before waiting for it (*griddepcontrol*).
     #[error("access to {place}, which the preceding grid may still be writing; wait with griddepcontrol.wait first")]
     BeforeGridDependency {
         /// The bytes.
         place: Place,
     },
-    /// An address that the hardware would refuse.
+    /// An address that the hardware would refuse (*Operands: Addresses as Operands*, and each instruction's own).
     #[error("{what} is at {address:#x}; it must be a multiple of {wanted}")]
     Misaligned {
         /// The operand that lies wrong.
@@ -344,25 +346,25 @@ pub enum FaultKind {
         /// What it must be.
         wanted: &'static str,
     },
-    /// A barrier operation where there is no barrier.
+    /// A barrier operation where there is no barrier (*mbarrier.init*).
     #[error("{place} is no barrier: initialise it first")]
     NotABarrier {
         /// The eight bytes.
         place: Place,
     },
-    /// A barrier was made where one is alive.
+    /// A barrier was made where one is alive (*mbarrier.inval*).
     #[error("{place} is a barrier in use; invalidate it before initialising it again")]
     Reinitialised {
         /// The eight bytes.
         place: Place,
     },
-    /// An ordinary access to a barrier's bytes.
+    /// An ordinary access to a barrier's bytes (*Size and alignment of mbarrier object*).
     #[error("{place} holds a barrier, and is accessed as data")]
     BarrierAsData {
         /// The bytes.
         place: Place,
     },
-    /// More arrivals than a phase expects.
+    /// More arrivals than a phase expects (*Phase of the mbarrier object*, *Arrive-on operation*).
     #[error("barrier {barrier}: {arriving} arrivals in phase {phase}, which lacks only {lacking} of {expected}")]
     OverArrival {
         /// The barrier's name.
@@ -376,7 +378,7 @@ pub enum FaultKind {
         /// Arrivals it expects in all.
         expected: u32,
     },
-    /// A transaction count beyond what the hardware can hold.
+    /// A transaction count beyond what the hardware can hold (*Contents of the mbarrier object*).
     #[error("barrier {barrier}: transaction count {bytes} in phase {phase} is beyond ±(2^20 − 1)")]
     TransactionOverflow {
         /// The barrier's name.
@@ -386,7 +388,8 @@ pub enum FaultKind {
         /// The count.
         bytes: i64,
     },
-    /// A block ended with a barrier whose bytes do not add up.
+    /// A block ended with a barrier whose bytes do not add up (*Tracking asynchronous operations by the mbarrier
+    /// object*).
     #[error(
         "barrier {barrier}: transaction count is {bytes} in phase {phase} at the end of the block; bytes expected and bytes copied differ"
     )]
@@ -404,7 +407,7 @@ pub enum FaultKind {
         /// The work.
         work: Box<Site>,
     },
-    /// Participants disagree about a named barrier.
+    /// Participants disagree about a named barrier (*barrier{.cta}*).
     #[error(
         "named barrier {id}: {found} threads here, {expected} threads elsewhere; all who meet must give the same number"
     )]
@@ -416,7 +419,7 @@ pub enum FaultKind {
         /// The count of those already there.
         expected: u32,
     },
-    /// Lanes are missing where the warp must be together.
+    /// Lanes are missing where the warp must be together (each instruction's *.aligned*).
     #[error("divergence: lanes {wanted:#010x} must execute this together, only {found:#010x} do")]
     Divergence {
         /// Lanes that must be here.
@@ -430,7 +433,7 @@ pub enum FaultKind {
         /// What.
         what: &'static str,
     },
-    /// The warps of a warpgroup did not execute the same matrix instruction.
+    /// The warps of a warpgroup did not execute the same matrix instruction (*wgmma.mma_async*).
     #[error("the warps of the warpgroup disagree: another warp executed {other}")]
     WarpgroupMismatch {
         /// The other instruction.
@@ -444,7 +447,7 @@ pub enum FaultKind {
         /// The lanes.
         lanes: u32,
     },
-    /// A register that a running multiplication owns was touched.
+    /// A register that a running multiplication owns was touched (*wgmma.wait_group*).
     #[error("register {reg} is touched while a multiplication owns it: {owner}; wait for its group first")]
     RegisterInFlight {
         /// The register.
@@ -452,7 +455,7 @@ pub enum FaultKind {
         /// The multiplication.
         owner: Box<Site>,
     },
-    /// A register was used otherwise, and then by a multiplication, without a fence between.
+    /// A register was used otherwise, and then by a multiplication, without a fence between (*wgmma.fence*).
     #[error(
         "register {reg} is used by a multiplication, and was used otherwise since the last wgmma.fence: by a thread, by a multiplication of another shape, or before there was any fence"
     )]
@@ -460,12 +463,12 @@ pub enum FaultKind {
         /// The register.
         reg: RegId,
     },
-    /// A multiplication wants from the collector what is not in it.
+    /// A multiplication wants from the collector what is not in it (*tcgen05.mma: collector usage*).
     #[error(
         "the collector does not hold this A as it is now: fill it with this matrix, and multiply with no other until its last use"
     )]
     NotCollected,
-    /// Columns of tensor memory were used that are not allocated, or not as said.
+    /// Columns of tensor memory were used that are not allocated, or not as said (*Tensor Memory Allocation*).
     #[error("{columns} columns of tensor memory from {column} on are not allocated, or not together")]
     TensorMemory {
         /// The first column.
@@ -473,7 +476,7 @@ pub enum FaultKind {
         /// How many.
         columns: u32,
     },
-    /// A block ended with tensor memory allocated.
+    /// A block ended with tensor memory allocated (*tcgen05.dealloc*).
     #[error("the block ends without giving back {columns} columns of tensor memory from {column} on")]
     TensorMemoryLeak {
         /// The first column.
