@@ -30,8 +30,9 @@ use op::{Activation, Error, HostCall, HostRows, Result};
 use crate::device::Device;
 use crate::driver::{DeviceMemory, PinnedMemory, Stream};
 use crate::experts::NOBODY;
-use crate::experts::layer::{Exchange, LayerShape, Placement};
+use crate::experts::layer::{Exchange, Placement};
 use crate::experts::place::AWAY;
+use crate::experts::shape::LayerShape;
 
 /// A layer's experts that may be elsewhere than on the device: where each is, and who computes those that are not
 /// there.

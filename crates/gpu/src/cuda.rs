@@ -19,7 +19,7 @@ use op::{
 
 use super::device::{Device, DeviceWeights, NAME, context};
 use super::driver::{Absent, DeviceInfo, DeviceMemory, Function};
-use super::experts::layer::LayerShape;
+use super::experts::shape::LayerShape;
 use super::facts::Facts;
 use super::families::{self, Choice};
 use super::family::Family;

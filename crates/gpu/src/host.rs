@@ -15,9 +15,10 @@ use op::{
 use crate::away::{AwayExperts, check_resident, slots_for, table_of};
 use crate::device::Device;
 use crate::driver::DeviceMemory;
-use crate::experts::layer::{Choice, Exchange, LayerCall, LayerShape};
+use crate::experts::layer::{Choice, Exchange, LayerCall};
 use crate::experts::packed::PackedExpert;
 use crate::experts::place::AWAY;
+use crate::experts::shape::LayerShape;
 use crate::family::Family;
 use crate::launches::dense_bytes;
 use crate::loaded::{DeviceAdapters, DeviceExperts};

@@ -19,12 +19,11 @@ use crate::away::AwayExperts;
 use crate::device::{Device, Readers};
 use crate::driver::{DeviceMemory, Stream, graveyard};
 use crate::experts::adapt::{AdaptedShape, AdapterPlaces, PackedAdapters};
-use crate::experts::layer::{
-    self, Choice, Exchange, LayerCall, LayerKernels, LayerLaunches, LayerShape, LayerSite, LayerWeights,
-};
+use crate::experts::layer::{self, Choice, Exchange, LayerCall, LayerKernels, LayerLaunches, LayerSite, LayerWeights};
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::experts::plan::Cheapest;
 use crate::experts::route::RouteSpec;
+use crate::experts::shape::LayerShape;
 use crate::families::choice::illegal;
 use crate::operands::{ALIGNMENT, check_place};
 

@@ -106,7 +106,7 @@ mod tests {
     use op::{Activation, Gate, Intermediate, Output, Own, Request, Whole};
 
     use super::*;
-    use crate::experts::layer::LayerShape;
+    use crate::experts::shape::LayerShape;
     use crate::families;
 
     const HOPPER: &dyn Family = &families::sm90::Sm90;

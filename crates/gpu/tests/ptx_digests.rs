@@ -12,8 +12,9 @@ mod same;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
+use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerSite, LayerWeights};
 use gpu::experts::route::{RouteSpec, Score};
+use gpu::experts::shape::LayerShape;
 use gpu::facts::Facts;
 use gpu::pack::Codes;
 use gpu::{Family, families, plan};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use format::Dense;
 use gpu::Family;
-use gpu::experts::layer::LayerShape;
 use gpu::experts::packed::PackedExpert;
+use gpu::experts::shape::LayerShape;
 use gpu::pack::Codes;
 use op::layer_reference::LayerReference;
 use op::routing::Ids;

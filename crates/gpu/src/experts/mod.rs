@@ -1,12 +1,13 @@
 //! A layer of experts whose counts live on the device: nothing of it is read by the host, so that one captured graph
 //! serves every routing of as many tokens.
 //!
-//! `route` chooses experts from logits, `sort` brings tokens into the order of their experts, the products are the
-//! family's with the layout that `sort` leaves, `between` makes what the first one leaves what the second one takes,
-//! where experts differ in that, and `combine` adds up what a token's experts made of it. `share` weighs an expert that
-//! computes every token, where it has a gate of its own. `adapt` adds what low-rank adapters do to both products. Where
-//! some experts are not in the device's memory, `place` tells theirs from the others' entries, `send` brings their
-//! tokens to the host, and [`crate::away`] has it compute them meanwhile.
+//! `shape` is what a layer is, and `layer` has its launches. `route` chooses experts from logits, `sort` brings tokens
+//! into the order of their experts, the products are the family's with the layout that `sort` leaves, `between` makes
+//! what the first one leaves what the second one takes, where experts differ in that, and `combine` adds up what a
+//! token's experts made of it. `share` weighs an expert that computes every token, where it has a gate of its own.
+//! `adapt` adds what low-rank adapters do to both products. Where some experts are not in the device's memory, `place`
+//! tells theirs from the others' entries, `send` brings their tokens to the host, and [`crate::away`] has it compute
+//! them meanwhile.
 
 pub mod adapt;
 pub mod between;
@@ -17,6 +18,7 @@ pub mod place;
 pub mod plan;
 pub mod route;
 pub mod send;
+pub mod shape;
 pub mod share;
 pub mod sort;
 

@@ -4,7 +4,8 @@ use format::GlobalScale;
 use op::{Error, Intermediate, MlpWeights, Result, Team};
 
 use super::between;
-use super::layer::{LayerShape, LayerWeights};
+use super::layer::LayerWeights;
+use super::shape::LayerShape;
 use crate::family::Family;
 use crate::pack::WEIGHT_FACTOR;
 use crate::phases::gates;

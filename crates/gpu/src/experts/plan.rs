@@ -3,7 +3,8 @@
 
 use op::{Activation, Choose, Config, Cost, Error, Intermediate, Own, Problem, Result};
 
-use super::layer::{self, LayerKernels, LayerShape, as_down};
+use super::layer::{self, LayerKernels, as_down};
+use super::shape::LayerShape;
 use crate::facts::Facts;
 use crate::families::choice::illegal;
 use crate::family::{Family, Phase};

@@ -12,10 +12,9 @@ use sim::{Gpu, Rules};
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
 use crate::away::{check_resident, slots_for, table_of};
 use crate::experts::adapt::PackedAdapters;
-use crate::experts::layer::{
-    self, Choice, Exchange, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights, Placement,
-};
+use crate::experts::layer::{self, Choice, Exchange, LayerCall, LayerKernels, LayerSite, LayerWeights, Placement};
 use crate::experts::packed::{Numbers, PackedExpert};
+use crate::experts::shape::LayerShape;
 use crate::families::choice::Tokens;
 use crate::host::check_operands;
 use crate::launches::dense_bytes;

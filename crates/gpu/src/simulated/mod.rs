@@ -22,7 +22,7 @@ use ptx::{Feature, Target};
 use sim::{Arg, Buffer, Limits, Profile, Rules, Schedule};
 
 use super::expand::TokenForm;
-use super::experts::layer::LayerShape;
+use super::experts::shape::LayerShape;
 use super::facts::Facts;
 use super::families;
 use super::family::Family;

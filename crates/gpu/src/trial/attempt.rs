@@ -17,8 +17,9 @@ use op::{
 };
 
 use super::{MULTIPROCESSORS, Trial};
-use crate::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite};
+use crate::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerSite};
 use crate::experts::packed::{Numbers, PackedExpert};
+use crate::experts::shape::LayerShape;
 use crate::facts::Facts;
 use crate::families::choice::illegal;
 use crate::family::Family;

@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use gpu::Family;
-use gpu::experts::layer::LayerShape;
 use gpu::experts::packed::PackedExpert;
+use gpu::experts::shape::LayerShape;
 use op::{Gate, HostCall, HostRows, Ids, MlpWeights, Result, Routed, Target};
 
 use super::rows::each;

@@ -2,9 +2,10 @@
 //! precision.
 
 use bytemuck::cast_slice;
-use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerShape, LayerSite, LayerWeights};
+use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerSite, LayerWeights};
 use gpu::experts::plan;
 use gpu::experts::route::{RouteSpec, Score};
+use gpu::experts::shape::LayerShape;
 use gpu::facts::Facts;
 use gpu::families::sm80::Sm80;
 use gpu::families::sm90::Sm90;

@@ -4,9 +4,9 @@
 use gpu::experts::For;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
-use gpu::experts::layer::LayerShape;
 use gpu::experts::plan;
 use gpu::experts::route::{Grouped, RouteSpec, Score};
+use gpu::experts::shape::LayerShape;
 use gpu::experts::share::ShareSpec;
 use gpu::experts::sort::{Ids, Rows, SortSpec};
 use gpu::facts::Facts;

@@ -1,0 +1,265 @@
+//! What a layer of experts is: its sizes, what it computes, and the two products that it is made of.
+
+use op::{Activation, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Problem, Result, Shape, Whole};
+
+use super::adapt::AdaptedShape;
+use super::between::Form;
+use super::route;
+use crate::family::Family;
+use crate::pack::Codes;
+use crate::phases::experts::FACTOR_BYTES;
+use crate::products::{MOST_EXPERTS, ProductShape};
+
+/// A layer: its sizes, and what it computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerShape {
+    /// Experts.
+    pub experts: u32,
+    /// Experts of a token.
+    pub top: u32,
+    /// Columns of tokens and results.
+    pub hidden: u32,
+    /// Columns between the two products.
+    pub inner: u32,
+    /// How gate and up become one value, or what becomes of the only one.
+    pub gate: Gate,
+    /// Whether all sums have biases.
+    pub biased: bool,
+    /// Whether a token's weights multiply what its experts are given, and not what they make of it.
+    pub on_input: bool,
+    /// Whether results are multiplied with σ(x·v), of a vector that belongs to the weights: of one expert that computes
+    /// every token.
+    pub gated: bool,
+    /// The tokens' type: not NVFP4.
+    pub activation: Activation,
+    /// What lies between the products is rounded to.
+    pub intermediate: Intermediate,
+    /// Whether what the first product is given, and what the second one is, is multiplied with a factor per column of
+    /// each expert's.
+    pub scaled: [bool; 2],
+    /// Whether a token's bits depend on nothing but that token and the weights.
+    pub invariant: bool,
+    /// What the words of weights are in order for: tokens of that type take the fewest steps. The second product's are
+    /// in order for halves where an intermediate of NVFP4 becomes such.
+    pub codes: Codes,
+    /// The type of what experts make of tokens, before it is summed.
+    pub partial: Output,
+    /// The results' type.
+    pub output: Output,
+    /// What tokens may have added to their products, if anything.
+    pub adapted: Option<AdaptedShape>,
+}
+
+impl LayerShape {
+    /// The sizes of some MLPs and what they compute, as a layer of them with tokens and results in single precision.
+    pub fn of(mlps: &[MlpWeights<'_>], gate: Gate, intermediate: Intermediate) -> Self {
+        let [hidden, inner, _] = mlps[0].widths().map(|width| width as u32);
+        let any = |what: fn(&MlpWeights<'_>) -> bool| mlps.iter().any(what);
+        LayerShape {
+            experts: mlps.len() as u32,
+            top: 1,
+            hidden,
+            inner,
+            gate,
+            biased: any(|mlp| [mlp.up(), mlp.down()].iter().any(|weights| weights.bias(0).is_some())),
+            on_input: false,
+            gated: false,
+            activation: Activation::F32,
+            intermediate,
+            scaled: [any(|mlp| mlp.up().input_scale().is_some()), any(|mlp| mlp.down().input_scale().is_some())],
+            invariant: false,
+            codes: Codes::Bfloats,
+            partial: Output::F32,
+            output: Output::F32,
+            adapted: None,
+        }
+    }
+
+    /// Whether there are kernels for a layer: results are as wide as tokens, and nothing else is asked that they lack.
+    pub fn suits(spec: &LayerSpec<'_>) -> bool {
+        let weights = spec.weights;
+        let of_all = weights.shared().map(|shared| std::slice::from_ref(shared.mlp()));
+        let fits = |mlps: &[MlpWeights<'_>]| LayerShape::of(mlps, weights.gate(), spec.intermediate).check().is_ok();
+        let [k, _, width] = weights.experts()[0].widths();
+        k == width && fits(weights.experts()) && of_all.is_none_or(fits)
+    }
+
+    /// The layer that a problem is, with nothing that the problem does not say: without biases, and with weights that
+    /// multiply what experts make.
+    pub fn of_problem(problem: &Problem) -> Option<Self> {
+        let whole = problem.whole()?;
+        let narrow = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let Shape { n, k, .. } = problem.groups()[0];
+        (whole.width == k).then(|| LayerShape {
+            experts: narrow(problem.groups().len()),
+            top: narrow(whole.top),
+            hidden: narrow(k),
+            inner: narrow(n),
+            gate: problem.gate(),
+            biased: false,
+            on_input: false,
+            gated: false,
+            activation: problem.activation(),
+            intermediate: whole.intermediate,
+            scaled: whole.scaled,
+            invariant: whole.batch_invariant,
+            codes: Codes::Bfloats,
+            partial: Output::F32,
+            output: problem.output(),
+            adapted: None,
+        })
+    }
+
+    /// The problem that a call with so many tokens is.
+    pub fn problem(&self, tokens: u32) -> Result<Problem> {
+        let whole = Whole {
+            tokens: tokens as usize,
+            top: self.top as usize,
+            width: self.hidden as usize,
+            intermediate: self.intermediate,
+            scaled: self.scaled,
+            batch_invariant: self.invariant,
+        };
+        let sides = [self.hidden, self.inner].map(|side| side as usize);
+        Problem::layer(self.experts as usize, sides, self.gate, (self.activation, self.output), whole)
+    }
+
+    /// Refuses what there are no kernels for.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |what, found: u32, expected: &str| {
+            Err(Error::Mismatch { group: 0, what, found: found.to_string(), expected: expected.to_owned() })
+        };
+        if !(1..=MOST_EXPERTS).contains(&self.experts) {
+            return refuse("the number of experts", self.experts, "1 to 1024");
+        }
+        // There may be more than there are experts here: ids that are given may name those of other ranks.
+        if !(1..=route::MOST_TOP).contains(&self.top) {
+            return refuse("the number of a token's experts", self.top, "1 to 32");
+        }
+        for (what, size) in [("the tokens' size", self.hidden), ("the inner size", self.inner)] {
+            if size == 0 || !size.is_multiple_of(16) {
+                return refuse(what, size, "a positive multiple of 16");
+            }
+        }
+        let unfit = |what, found: &str, expected: &str| {
+            Err(Error::Mismatch { group: 0, what, found: found.to_owned(), expected: expected.to_owned() })
+        };
+        if self.activation == Activation::NvFp4 {
+            return unfit("the tokens' type", "nvfp4", "f16, bf16 or f32");
+        }
+        if self.gated && (self.experts, self.on_input) != (1, false) {
+            return refuse("the number of experts with a gate of their own", self.experts, "1, weighed by that alone");
+        }
+        if self.adapted.is_some() && self.intermediate == Intermediate::NvFp4 {
+            return Err(Error::AdaptedIntermediate);
+        }
+        if self.adapted.is_some() && self.partial != Output::F32 {
+            return unfit("the type of what adapters add to", &self.partial.to_string(), "f32");
+        }
+        if self.intermediate == Intermediate::NvFp4 && self.scaled[1] {
+            return unfit("the intermediate", "nvfp4", "tokens or f32, since experts multiply it with an input scale");
+        }
+        Ok(())
+    }
+
+    /// The first product's tokens, as the tensor cores take them: what is multiplied with a scale is single precision.
+    pub(super) fn outer_activation(&self) -> Activation {
+        if self.scaled[0] { Activation::F32 } else { self.activation }
+    }
+
+    /// The type of what the first product leaves.
+    pub(super) fn between(&self) -> Output {
+        match (self.intermediate, self.activation) {
+            (Intermediate::Tokens, Activation::F16) => Output::F16,
+            (Intermediate::Tokens, Activation::BF16) => Output::BF16,
+            _ => Output::F32,
+        }
+    }
+
+    /// What must become of it before the second product takes it, if anything.
+    pub(super) fn step(&self) -> Option<Step> {
+        match (self.intermediate, self.between()) {
+            (Intermediate::NvFp4, _) => Some(Step::Own(Form::Quantised)),
+            (_, between) if self.scaled[1] => Some(Step::Own(Form::Scaled(between.into()))),
+            (_, Output::F32) => Some(Step::Split),
+            _ => None,
+        }
+    }
+
+    /// The second product's tokens.
+    pub(super) fn inner_activation(&self) -> Activation {
+        match self.step() {
+            None => self.activation,
+            // Codes times scales, exactly.
+            Some(Step::Own(Form::Quantised)) => Activation::F16,
+            Some(Step::Split | Step::Own(Form::Scaled(_))) => Activation::F32,
+        }
+    }
+
+    /// Whether a kernel behind the sort must know the expert of every row.
+    pub(super) fn owned(&self) -> bool {
+        self.adapted.is_some() || matches!(self.step(), Some(Step::Own(_)))
+    }
+
+    /// Bytes of each packed matrix of an expert: gate (or the only one), up if there is one, down.
+    pub fn matrix_bytes(&self, family: &dyn Family) -> Vec<usize> {
+        let [hidden, inner] = [self.hidden, self.inner].map(|size| size as usize);
+        let first = family.packed_bytes(inner, hidden);
+        let mut all = vec![first; self.gate.matrices()];
+        all.push(family.packed_bytes(hidden, inner));
+        all
+    }
+
+    /// Bytes of memory that each expert of a layer takes for a family's kernels, and those of its shared one.
+    pub fn bytes_of(spec: &LayerSpec<'_>, family: &dyn Family) -> [usize; 2] {
+        let bytes = |mlps: &[MlpWeights<'_>]| {
+            let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate);
+            let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
+            let of = |exists: bool, numbers: usize| if exists { 4 * numbers } else { 0 };
+            let biases = of(shape.biased, shape.gate.matrices() * inner + hidden);
+            let scales = of(shape.scaled[0], hidden) + of(shape.scaled[1], inner);
+            shape.matrix_bytes(family).iter().sum::<usize>() + FACTOR_BYTES as usize + biases + scales
+        };
+        let shared = spec.weights.shared().map_or(0, |shared| bytes(std::slice::from_ref(shared.mlp())));
+        [bytes(spec.weights.experts()), shared]
+    }
+
+    /// The first product: gate and up; or where adapters add to their sums, either of them.
+    pub fn gate_up(&self) -> ProductShape {
+        let own = ProductShape {
+            experts: self.experts,
+            n: self.inner,
+            k: self.hidden,
+            gate: self.gate,
+            activation: self.outer_activation(),
+            codes: self.codes,
+            output: self.between(),
+            biased: self.biased,
+            factored: self.on_input,
+            follows: false,
+            invariant: self.invariant,
+        };
+        if self.adapted.is_none() {
+            return own;
+        }
+        ProductShape { gate: Gate::None, output: Output::F32, biased: false, factored: false, ..own }
+    }
+
+    /// The second product.
+    pub fn down(&self) -> ProductShape {
+        let (gate, output) = (Gate::None, self.partial);
+        let (activation, follows) = (self.inner_activation(), self.step().is_none() && self.adapted.is_none());
+        let (n, k, factored, biased) = (self.hidden, self.inner, false, self.biased);
+        let codes = if self.intermediate == Intermediate::NvFp4 { Codes::Halves } else { self.codes };
+        ProductShape { n, k, gate, activation, codes, output, factored, biased, follows, ..self.gate_up() }
+    }
+}
+
+/// What becomes of rows between the products.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Step {
+    /// Floats are split into the parts that the tensor cores take.
+    Split,
+    /// What is a matter of each row's expert.
+    Own(Form),
+}
