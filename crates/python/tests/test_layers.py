@@ -198,6 +198,25 @@ def test_a_models_layer_is_read_whole(rng, name, shared):
     assert layer(x, rng.standard_normal((3, layer.num_experts), dtype=np.float32)).shape == (3, k)
 
 
+def test_roots_of_softplus_route_as_deepseek_v4_does(arrays, x, rng):
+    torch = pytest.importorskip("torch")
+    deepseek = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    from transformers import DeepseekV4Config
+
+    config = DeepseekV4Config(
+        hidden_size=K, num_local_experts=E, num_experts_per_tok=3, routed_scaling_factor=1.5, scoring_func="sqrtsoftplus"
+    )
+    router = deepseek.DeepseekV4TopKRouter(config)
+    correction = rng.standard_normal(E).astype("f4")
+    with torch.no_grad():
+        router.weight.copy_(torch.from_numpy(3 * rng.standard_normal((E, K)).astype("f4")))
+        router.e_score_correction_bias.copy_(torch.from_numpy(correction))
+        logits, weights, ids = router(torch.from_numpy(x))
+    layer = Experts.from_arrays(*arrays, routing="sqrt-softplus", top_k=3, correction=correction, scaling=1.5)
+    # A token's experts are added in another order where the model does not sort them.
+    close(layer(x, logits.numpy()), layer(x, ids.numpy(), weights.numpy()).astype("f8"), 1e-5)
+
+
 def test_packed_layers_come_back_from_their_files(tmp_path, matrices, arrays, x, logits):
     [s1, s2], [down] = matrices(2, 80, K), matrices(1, K, 80)
     options = {"routing": "sigmoid", "correction": np.arange(E) / 8, "scaling": 2.5, "top_k": 2, "gate": "gelu-tanh"}

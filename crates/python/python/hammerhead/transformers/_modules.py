@@ -29,12 +29,12 @@ class Packed(torch.nn.Module):
         return repr(self.layer)
 
 
-class NvFp4Linear(Packed):
-    """A linear layer."""
+class PackedLinear(Packed):
+    """A linear layer. Some models look at its weight or its bias instead of calling it: both are read anew each time."""
 
-    layer: Linear
+    layer: Linear | hammerhead.Fp8Linear
 
-    def __init__(self, layer: Linear, replaced: torch.nn.Linear, files: Files, stem: str) -> None:
+    def __init__(self, layer: Linear | hammerhead.Fp8Linear, replaced: torch.nn.Linear, files: Files, stem: str) -> None:
         super().__init__(layer, replaced)
         self.files, self.stem, self.dtype = files, stem, replaced.weight.dtype
 
@@ -42,41 +42,27 @@ class NvFp4Linear(Packed):
         return self.layer(x)
 
     @property
+    def bias(self) -> torch.Tensor | None:
+        name = f"{self.stem}.bias"
+        return self.files.tensor(name).to(self.dtype) if name in self.files.element else None
+
+
+class NvFp4Linear(PackedLinear):
+    """An NVFP4 linear layer."""
+
+    @property
     def weight(self) -> torch.Tensor:
-        """The weight, expanded anew each time: some models look at it instead of calling the layer."""
         values = torch.empty(self.layer.out_features, self.layer.in_features)
         self.files.checkpoint.expand(self.stem, 0, values)
         return values.to(self.dtype)
 
-    @property
-    def bias(self) -> torch.Tensor | None:
-        """The bias, read anew each time, for the same models."""
-        name = f"{self.stem}.bias"
-        return self.files.tensor(name).to(self.dtype) if name in self.files.element else None
 
-
-class Fp8Linear(Packed):
+class Fp8Linear(PackedLinear):
     """An FP8 linear layer, on the processor."""
-
-    layer: hammerhead.Fp8Linear
-
-    def __init__(self, layer: hammerhead.Fp8Linear, replaced: torch.nn.Linear, files: Files, stem: str) -> None:
-        super().__init__(layer, replaced)
-        self.files, self.stem, self.dtype = files, stem, replaced.weight.dtype
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight, expanded anew each time: some models look at it instead of calling the layer."""
         return self.files.expanded(f"{self.stem}.weight").to(self.dtype)
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        """The bias, read anew each time, for the same models."""
-        name = f"{self.stem}.bias"
-        return self.files.tensor(name).to(self.dtype) if name in self.files.element else None
 
 
 class NvFp4Mlp(Packed):

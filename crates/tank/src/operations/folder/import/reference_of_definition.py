@@ -151,7 +151,8 @@ def differs(name, found, expected, atol, rtol):
         return None if torch.equal(found, expected) else f"{name} differs"
     least = 1e-2 if expected.element_size() < 4 else 1e-4
     found, expected = found.double(), expected.double()
-    # What is added for numbers near zero is no more than a part of what numbers here are like: else zeros would be right where all are small.
+    # What is added for numbers near zero is no more than a part of what numbers here are like: else zeros would be right
+    # where all are small.
     atol = min(atol, max(rtol, least) * task_tensors.size(expected))
     same = (found == expected) | (found.isnan() & expected.isnan())
     error = (found - expected).abs()
