@@ -138,8 +138,12 @@ pub fn outcome_of_a_sitting(challenger: &dyn Contestant, case: &Case) -> Outcome
 }
 
 /// The fault of a challenger that ends a sitting against the suite's honest contestant.
+///
+/// A sample has many jobs: whoever is lazy later and now and then has to come to that in a sample that is looked at,
+/// however many of them a busy machine has taken again.
 pub fn fault_in_a_sitting(challenger: &dyn Contestant) -> Fault {
-    let (settings, clock, champion) = (quick(), Steady::default(), honest());
+    let (mut settings, clock, champion) = (quick(), Steady::default(), honest());
+    settings.timing.sample_jobs = 6;
     let tasks = suite().operation().unwrap().problems().to_vec();
     let mut pool = Pool::new(&champion, challenger, tasks, &settings, &clock, 11).unwrap();
     match sit(&mut pool, &settings, &Terms::default(), 11).unwrap().outcome {
