@@ -11,6 +11,13 @@ pub fn kernel_config(problem: &Problem, config: &Config) -> Result<MultiplySpec>
 }
 
 pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<MultiplySpec, String> {
+    let kernel = asked_kernel(problem, config)?;
+    kernel.check().map_err(|error| error.to_string())?;
+    Ok(kernel)
+}
+
+/// The same, which may not be one that there is.
+pub(super) fn asked_kernel(problem: &Problem, config: &Config) -> Result<MultiplySpec, String> {
     let [tokens, columns, units, stages] = sizes(super::NAME, config)?;
     let (function, output) = ending(problem, config.strategy);
     let kernel = MultiplySpec {
@@ -32,6 +39,5 @@ pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<MultiplySp
     if kernel.element == Tokens::E4m3 && config.strategy != Strategy::Interleaved {
         return Err("with fp8 tokens there is strategy=interleaved alone".to_owned());
     }
-    kernel.check().map_err(|error| error.to_string())?;
     Ok(kernel)
 }

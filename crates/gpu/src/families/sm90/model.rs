@@ -10,7 +10,7 @@
 
 use op::{Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy, Tile};
 
-use super::choice::kernel_of;
+use super::choice::{asked_kernel, kernel_of};
 use super::experts;
 use super::kernel::{self, UNIT};
 use crate::expand::{self, TokenForm};
@@ -108,9 +108,12 @@ fn deepest(problem: &Problem, config: Config, resident: u32, facts: &Facts) -> O
         128 => 3,
         _ => 2,
     };
+    // Most of what is asked for here is none, and nobody reads why.
+    let asked = asked_kernel(problem, &config).ok()?;
     let fits = |&stages: &usize| {
-        kernel_of(problem, &Config { stages, ..config })
-            .is_ok_and(|kernel| kernel.resident() == resident && kernel.shared_bytes() as usize <= facts.shared_bytes)
+        let kernel = kernel::MultiplySpec { stages: stages as u32, ..asked };
+        let there = kernel.check().is_ok() && kernel.resident() == resident;
+        there && kernel.shared_bytes() as usize <= facts.shared_bytes
     };
     let stages = (least..=most).rev().find(fits)?;
     let config = Config { stages, ..config };
