@@ -52,7 +52,7 @@ pub(super) trait InstructionSet: Send + Sync {
 }
 
 /// How vector units add up: quantised activations as integers, block by block, and dense ones as f32.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn vector_arithmetic(activation: Activation) -> Arithmetic {
     if activation == Activation::NvFp4 { Arithmetic::Blocks } else { Arithmetic::Fused }
 }

@@ -13,6 +13,8 @@ use memmap2::MmapMut;
 
 use op::{Error, Problem, Result, Team};
 
+use super::pack::prefetch;
+
 /// Memory that is read in turns, so that no cache holds what comes next.
 const BUFFER: usize = 1 << 30;
 /// Bytes read in one sample.
@@ -120,24 +122,12 @@ impl Prober {
 fn read(memory: &[u8]) -> u64 {
     let mut sums = [0u64; 8];
     for (index, line) in memory.chunks_exact(64).enumerate() {
-        prefetch(memory, index * 64 + PREFETCH);
+        prefetch(memory.as_ptr().wrapping_add(index * 64 + PREFETCH), 64);
         for (sum, word) in sums.iter_mut().zip(line.chunks_exact(8)) {
             *sum ^= u64::from_le_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]]);
         }
     }
     sums.iter().fold(0, |a, b| a ^ b)
-}
-
-#[inline(always)]
-fn prefetch(memory: &[u8], offset: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint; it faults on no address.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(memory.as_ptr().wrapping_add(offset).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (memory, offset);
 }
 
 /// The fastest arithmetic unit of this machine: its name, and a probe that keeps it busy and returns the operations
@@ -155,9 +145,13 @@ fn fastest_unit() -> (&'static str, fn() -> f64) {
             return ("AVX2 f32 multiply-add", avx2::flops);
         }
     }
+    #[cfg(target_arch = "aarch64")]
+    return ("NEON f32 multiply-add", super::neon::flops);
+    #[cfg(not(target_arch = "aarch64"))]
     ("f32 multiply and add", portable_flops)
 }
 
+#[cfg(not(target_arch = "aarch64"))]
 /// The portable probe: multiply and add, in whatever vectors the target's baseline has. Returns the operations done.
 fn portable_flops() -> f64 {
     const LANES: usize = 64;

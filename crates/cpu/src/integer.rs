@@ -404,8 +404,6 @@ impl<L: IntegerLoops> PanelStream<'_, IntegerKernel<L>> {
 
 #[cfg(test)]
 mod tests {
-    use std::arch::x86_64::__m256i;
-
     use format::{Matrix, Values};
     use op::{
         Activation, Arithmetic, Backend, Call, Config, Gate, Operands, Output, Problem, Request, Result, Shape, Target,
@@ -413,40 +411,12 @@ mod tests {
     };
 
     use super::*;
-    use crate::avx2::{Avx2, Quad, Quads};
-    use crate::avx512::{Avx512, Vnni};
     use crate::backend::{Cpu, InstructionSet};
-    use crate::finish::Finish;
-    use crate::integer;
     use crate::model::Rates;
     use crate::pack::Panels;
     use crate::schedule;
     use crate::speeds::Speed;
     use crate::threads::team;
-
-    /// `vpdpbusd` in plain Rust, for processors that lack AVX-VNNI.
-    struct InPlainRust;
-
-    impl Quad for InPlainRust {
-        unsafe fn add(sum: __m256i, weights: __m256i, values: __m256i) -> __m256i {
-            // SAFETY: all are 32 bytes, and every pattern of bits is a number.
-            let (mut sum, weights, values): ([i32; 8], [[u8; 4]; 8], [[i8; 4]; 8]) =
-                unsafe { std::mem::transmute((sum, weights, values)) };
-            for ((sum, weights), values) in sum.iter_mut().zip(weights).zip(values) {
-                *sum += weights.into_iter().zip(values).map(|(w, v)| i32::from(w) * i32::from(v)).sum::<i32>();
-            }
-            // SAFETY: both are 32 bytes, and every pattern of bits is a number.
-            unsafe { std::mem::transmute(sum) }
-        }
-    }
-
-    struct Emulated;
-
-    fn write(finish: Finish<'_>) {
-        finish.write(|values| values.map(half::f16::from_f32));
-    }
-
-    integer_loops!(Emulated, Quads<InPlainRust>, "avx2,fma,f16c", tokens 6, panels 1, few 4);
 
     /// A backend of one unit's loops and nothing else.
     struct Alone<L>(PhantomData<L>);
@@ -490,8 +460,11 @@ mod tests {
         Matrix::new(rows, k, codes, scales, 1.0).unwrap()
     }
 
-    /// The results of problems of odd sizes, in a stream and in bands of one to six tokens, all bits of them.
-    fn bits<L: IntegerLoops + Send + 'static>() -> Vec<u32> {
+    /// What every unit of every processor makes of the problems below.
+    const DIGEST: u64 = 8_290_127_590_747_353_017;
+
+    /// A digest of the results of problems of odd sizes, in a stream and in bands of one to six tokens, all bits of them.
+    fn digest<L: IntegerLoops + Send + 'static>() -> u64 {
         let (backend, team): (&'static dyn Backend, _) = (const { &Cpu::<Alone<L>>::NEW }, team(Some(2)).unwrap());
         let mut bits = Vec::new();
         for (m, n, k) in [(1, 16, 64), (3, 40, 128), (4, 48, 192), (5, 33, 208), (8, 32, 320), (17, 51, 336)] {
@@ -519,20 +492,69 @@ mod tests {
             bits.extend(results("strategy=interleaved,tile=64x32,depth=128,stages=1"));
         }
         assert!(bits.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
-        bits
+        bits.iter()
+            .fold(0xCBF2_9CE4_8422_2325, |digest, &bits| (digest ^ u64::from(bits)).wrapping_mul(0x100_0000_01B3))
     }
 
-    #[test]
-    fn every_unit_gives_the_same_bits() {
-        if Avx2::available().is_err() {
-            return eprintln!("not tested here: no AVX2");
+    #[cfg(target_arch = "x86_64")]
+    mod x86_64 {
+        use std::arch::x86_64::__m256i;
+
+        use super::*;
+        use crate::avx2::{Avx2, Quad, Quads};
+        use crate::avx512::{Avx512, Vnni};
+        use crate::{finish::Finish, integer};
+
+        /// `vpdpbusd` in plain Rust, for processors that lack AVX-VNNI.
+        struct InPlainRust;
+
+        impl Quad for InPlainRust {
+            unsafe fn add(sum: __m256i, weights: __m256i, values: __m256i) -> __m256i {
+                // SAFETY: all are 32 bytes, and every pattern of bits is a number.
+                let (mut sum, weights, values): ([i32; 8], [[u8; 4]; 8], [[i8; 4]; 8]) =
+                    unsafe { std::mem::transmute((sum, weights, values)) };
+                for ((sum, weights), values) in sum.iter_mut().zip(weights).zip(values) {
+                    *sum += weights.into_iter().zip(values).map(|(w, v)| i32::from(w) * i32::from(v)).sum::<i32>();
+                }
+                // SAFETY: both are 32 bytes, and every pattern of bits is a number.
+                unsafe { std::mem::transmute(sum) }
+            }
         }
-        let expected = bits::<Avx2>();
-        assert!(bits::<Emulated>() == expected, "AVX-VNNI, emulated");
-        if Avx512::available().is_ok() {
-            assert!(bits::<Avx512>() == expected, "AVX-512 without VNNI");
-            if is_x86_feature_detected!("avx512vnni") {
-                assert!(bits::<Vnni>() == expected, "AVX-512 with VNNI");
+
+        struct Emulated;
+
+        fn write(finish: Finish<'_>) {
+            finish.write(|values| values.map(half::f16::from_f32));
+        }
+
+        integer_loops!(Emulated, Quads<InPlainRust>, "avx2,fma,f16c", tokens 6, panels 1, few 4);
+
+        #[test]
+        fn every_unit_gives_the_same_bits() {
+            if Avx2::available().is_err() {
+                return eprintln!("not tested here: no AVX2");
+            }
+            assert_eq!(digest::<Avx2>(), DIGEST);
+            assert_eq!(digest::<Emulated>(), DIGEST, "AVX-VNNI, emulated");
+            if Avx512::available().is_ok() {
+                assert_eq!(digest::<Avx512>(), DIGEST, "AVX-512 without VNNI");
+                if is_x86_feature_detected!("avx512vnni") {
+                    assert_eq!(digest::<Vnni>(), DIGEST, "AVX-512 with VNNI");
+                }
+            }
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    mod aarch64 {
+        use super::*;
+        use crate::neon::{DotProduct, Neon};
+
+        #[test]
+        fn every_unit_gives_the_same_bits() {
+            assert_eq!(digest::<Neon>(), DIGEST);
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                assert_eq!(digest::<DotProduct>(), DIGEST, "with dot products");
             }
         }
     }

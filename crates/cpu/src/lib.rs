@@ -39,21 +39,23 @@ mod avx2;
 mod avx512;
 mod backend;
 pub mod ceilings;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod dense;
 mod environment;
 mod expansion;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod few;
 mod finish;
 mod fp8;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod integer;
 mod kernel;
 mod low_rank;
 mod measure;
 mod memory;
 mod model;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 pub mod saved;
 mod scalar;
@@ -66,7 +68,7 @@ mod speeds;
 mod sums;
 mod target;
 mod threads;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 
 pub use backend::Cpu;
@@ -96,6 +98,8 @@ fn table() -> &'static [&'static dyn CpuBackend] {
         &Cpu::<avx512::Avx512>::NEW,
         #[cfg(target_arch = "x86_64")]
         &Cpu::<avx2::Avx2>::NEW,
+        #[cfg(target_arch = "aarch64")]
+        &Cpu::<neon::Neon>::NEW,
         &Cpu::<scalar::Scalar>::NEW,
     ]
 }

@@ -359,10 +359,10 @@ pub(super) fn prefetch_stream(chunk: &[u8]) {
 /// It is asked for block by block. A core keeps a dozen lines or so on their way from memory. All nine lines of a chunk
 /// at once find them taken, and the loads behind them wait; a few at a time keep memory as busy while blocks are
 /// multiplied in between.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) struct Ahead(*const u8);
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl Ahead {
     #[inline(always)]
     pub(super) fn of(panel: &[[u8; CHUNK_BYTES]], chunk: usize, next: Option<&[u8]>) -> Self {
@@ -385,15 +385,23 @@ impl Ahead {
 
 /// Asks for so many bytes.
 #[inline(always)]
-fn prefetch(from: *const u8, length: usize) {
-    #[cfg(target_arch = "x86_64")]
+pub(super) fn prefetch(from: *const u8, length: usize) {
     for line in (0..length).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let line = from.wrapping_add(line);
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch is a hint; it faults on no address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a prefetch is a hint; it faults on no address.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = line;
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, length);
 }
 
 #[cfg(test)]

@@ -70,6 +70,7 @@ pub(super) trait Vector: Copy {
 }
 
 /// The functions of [`Vector`] that are one instruction each, under the same name but for the prefix.
+#[cfg(target_arch = "x86_64")]
 macro_rules! plain_instructions {
     ($zero:ident, $splat:ident, $load:ident, $store:ident, $multiply:ident, $multiply_add:ident) => {
         #[inline(always)]
@@ -109,6 +110,7 @@ macro_rules! plain_instructions {
         }
     };
 }
+#[cfg(target_arch = "x86_64")]
 pub(super) use plain_instructions;
 
 /// Does nothing but multiply and add, in as many sums as the units' latency asks for; returns the operations done.
