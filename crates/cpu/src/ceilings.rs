@@ -151,8 +151,8 @@ fn fastest_unit() -> (&'static str, fn() -> f64) {
     ("f32 multiply and add", portable_flops)
 }
 
-#[cfg(not(target_arch = "aarch64"))]
 /// The portable probe: multiply and add, in whatever vectors the target's baseline has. Returns the operations done.
+#[cfg(not(target_arch = "aarch64"))]
 fn portable_flops() -> f64 {
     const LANES: usize = 64;
     const ROUNDS: usize = 1 << 18;

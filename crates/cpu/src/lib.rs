@@ -31,6 +31,9 @@
 //! # Ok::<(), Error>(())
 //! ```
 
+// Some of what kernels are handed is read by the matrix unit's alone.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
