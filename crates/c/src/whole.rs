@@ -221,7 +221,7 @@ unsafe fn options_at(pointer: *const WholeOptions) -> Result<LayerOptions> {
     };
     let workspace_bytes = if asked.workspace_bytes == 0 { usual.workspace_bytes } else { asked.workspace_bytes };
     let gpu_bytes = Some(asked.gpu_bytes).filter(|&bytes| bytes > 0);
-    Ok(LayerOptions { intermediate, batch_invariant: asked.batch_invariant != 0, workspace_bytes, gpu_bytes })
+    Ok(LayerOptions { intermediate, batch_invariant: asked.batch_invariant != 0, workspace_bytes, gpu_bytes, ..usual })
 }
 
 /// The path at a pointer.

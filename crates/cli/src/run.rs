@@ -9,7 +9,7 @@ use format::Values;
 use format::tensors::File;
 use gpu::foretold;
 use half::{bf16, f16};
-use hammerhead::{Engine, Output, Plan, Precision, Problem, Target, Weights, backends, expect_finite};
+use hammerhead::{Engine, Output, Plan, Problem, Target, Weights, backends, expect_finite};
 use serde::Serialize;
 use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
@@ -146,7 +146,6 @@ fn run_file(args: &Args, input: &Path, output: &Path) -> Result<()> {
     files::check_output(input, output)?;
     let file = File::open(input)?;
     if args.layer.reads(&file) {
-        refuse_rounding(args)?;
         return whole_layer::run_file(&file, input, output, &wish(args, Some(output)), &args.how.engine()?);
     }
     refuse_layer_options(args, "the file has no x, so it is a problem of products")?;
@@ -188,7 +187,6 @@ fn run_layer(args: &Args, path: &Path, output: Option<&Path>) -> Result<()> {
 
 /// A whole feed-forward layer of a checkpoint: computed into a file, or checked and timed.
 fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> {
-    refuse_rounding(args)?;
     for input in opened.model.files().chain(args.choice.tokens.as_deref()) {
         for output in output.into_iter().chain(args.layer.written()) {
             files::check_output(input, output)?;
@@ -199,20 +197,9 @@ fn run_whole(args: &Args, opened: &Opened, output: Option<&Path>) -> Result<()> 
 
 /// What the options ask of a whole layer.
 fn wish<'a>(args: &'a Args, output: Option<&'a Path>) -> Wish<'a> {
-    let Selection { gate, out, seed, .. } = args.selection;
-    let (layer, out) = (&args.layer, out.unwrap_or_default());
-    Wish { layer, gate, out, seed, output, explain: args.explain, json: args.json, quiet: args.quiet }
-}
-
-/// Refuses to round a whole layer.
-fn refuse_rounding(args: &Args) -> Result<()> {
-    match args.selection.precision {
-        Some(Precision::Fp8) => Err(Error::LayerOption {
-            option: "--precision fp8",
-            remedy: "whole layers are computed exactly only: leave it out",
-        }),
-        _ => Ok(()),
-    }
+    let Selection { gate, out, precision, seed, .. } = args.selection;
+    let (layer, out, precision) = (&args.layer, out.unwrap_or_default(), precision.unwrap_or_default());
+    Wish { layer, gate, out, precision, seed, output, explain: args.explain, json: args.json, quiet: args.quiet }
 }
 
 /// Refuses options that only whole layers have, where this is none.

@@ -165,10 +165,6 @@ impl Selection {
         if self.gate.is_some() {
             return Err(Error::LayerOption { option: "--gate", remedy: "models have their own: leave it out" });
         }
-        if self.precision == Some(Precision::Fp8) {
-            let remedy = "whole layers are computed exactly only: leave it out";
-            return Err(Error::LayerOption { option: "--precision fp8", remedy });
-        }
         if self.activation.contains(&Activation::NvFp4) {
             return Err(Error::LayerOption { option: "--activation nvfp4", remedy: "layers take f16, bf16 or f32" });
         }

@@ -15,8 +15,8 @@ use format::{Dense, Values};
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::routing::Groups;
 use hammerhead::{
-    Activation, Engine, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Output, Plan, Routed, Router,
-    Scoring, expect_finite, feed_forward,
+    Activation, Engine, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Output, Plan, Precision, Routed,
+    Router, Scoring, expect_finite, feed_forward,
 };
 use serde::Serialize;
 use testkit::moe;
@@ -96,9 +96,9 @@ impl LayerArgs {
         self.save.as_deref()
     }
 
-    fn options(&self) -> LayerOptions {
+    fn options(&self, precision: Precision) -> LayerOptions {
         let (intermediate, batch_invariant) = (self.intermediate.unwrap_or_default(), self.batch_invariant);
-        LayerOptions { intermediate, batch_invariant, ..LayerOptions::default() }
+        LayerOptions { intermediate, precision, batch_invariant, ..LayerOptions::default() }
     }
 
     fn rule(&self) -> layer_file::Wish {
@@ -112,6 +112,7 @@ pub struct Wish<'a> {
     pub layer: &'a LayerArgs,
     pub gate: Option<Gate>,
     pub out: Output,
+    pub precision: Precision,
     pub seed: u64,
     pub output: Option<&'a Path>,
     pub explain: bool,
@@ -135,6 +136,7 @@ struct Report {
     widths: [usize; 3],
     gate: String,
     intermediate: String,
+    precision: String,
     batch_invariant: bool,
     output_type: String,
     threads: usize,
@@ -169,7 +171,7 @@ impl Loaded<'_> {
         engine: &Engine,
         seconds: &[f64],
     ) -> Result<Report> {
-        let LayerOptions { intermediate, batch_invariant, .. } = self.layer.options();
+        let LayerOptions { intermediate, precision, batch_invariant, .. } = self.layer.options();
         let plans = match wish.explain {
             true => {
                 let types = (Activation::of_values(self.tokens.values()), wish.out);
@@ -188,6 +190,7 @@ impl Loaded<'_> {
             widths: self.layer.widths(),
             gate: self.layer.gate().to_string(),
             intermediate: intermediate.to_string(),
+            precision: precision.to_string(),
             batch_invariant,
             output_type: wish.out.to_string(),
             threads: engine.threads(),
@@ -226,7 +229,7 @@ pub fn run_file(file: &File, input: &Path, output: &Path, wish: &Wish<'_>, engin
 }
 
 fn load_file<'a>(file: &'a File, wish: &Wish<'_>, engine: &Engine) -> Result<Loaded<'a>> {
-    let (options, rule) = (wish.layer.options(), wish.layer.rule());
+    let (options, rule) = (wish.layer.options(wish.precision), wish.layer.rule());
     if let Some(packed) = &wish.layer.packed {
         let (layer, router) = Experts::open(engine, packed, options)?;
         let routing = match rule.scoring.zip(rule.top_k).filter(|_| file.contains("logits")) {
@@ -251,7 +254,7 @@ pub fn run(opened: &Opened, wish: &Wish<'_>, engine: &Engine) -> Result<()> {
     let (routed, routing) = route(opened, &stored, &tokens)?;
     let rule = feed_forward::router(&stored)?;
     let weights = feed_forward::expert_weights(stored, Some(opened.gate(wish.gate)?))?;
-    let layer = Experts::new(engine, &weights, wish.layer.options())?;
+    let layer = Experts::new(engine, &weights, wish.layer.options(wish.precision))?;
     if let Some(path) = &wish.layer.save {
         layer.save(engine, path, rule.as_ref())?;
     }
@@ -320,9 +323,10 @@ fn check(
     engine: &Engine,
 ) -> Result<testkit::verify::Report> {
     let Loaded { layer, tokens, routed, .. } = loaded;
-    let reference = LayerReference { weights, intermediate: layer.options().intermediate, tokens, routed };
+    let LayerOptions { intermediate, precision, .. } = layer.options();
+    let reference = LayerReference { weights, intermediate, precision, tokens, routed };
     let backend = engine.backends()[0];
-    let arithmetic = |activation| backend.layer_arithmetic(activation);
+    let arithmetic = |activation| backend.layer_arithmetic_in(precision, activation);
     Ok(moe::check(&reference, 0..CHECKED.min(tokens.rows()), result, &arithmetic)?)
 }
 

@@ -215,6 +215,7 @@ unsafe impl Backend for Cuda {
         choose: Arc<dyn Choose>,
         team: &Team,
     ) -> Result<Option<Arc<dyn LoadedLayer>>> {
+        plan::check_layer(self.family(), layer)?;
         if !LayerShape::suits(layer) || !goes_whole(Device::of(self.device)?, layer) {
             return Ok(None);
         }
@@ -246,6 +247,7 @@ unsafe impl Backend for Cuda {
 /// layer's products are computed one by one.
 fn goes_whole(device: &Device, layer: &LayerSpec<'_>) -> bool {
     let shape = LayerShape::of(layer.weights.experts(), layer.weights.gate(), layer.intermediate);
+    let shape = shape.in_precision(layer.precision);
     let goes = |activation, tokens| {
         let shape = LayerShape { activation, invariant: layer.batch_invariant, ..shape };
         let problem = shape.problem(tokens);

@@ -151,13 +151,17 @@ pub trait Family: fmt::Debug + Send + Sync {
 
     /// The same for a product of experts.
     fn expert_way(&self, shape: &ProductShape, config: &Config) -> Way {
-        let way = Way::of_tokens(shape.activation, false).scheduled(config);
+        let tokens = match shape.precision {
+            Precision::Exact => Way::of_tokens(shape.activation, false),
+            Precision::Fp8 => Way::default().with(Feature::EightBits),
+        };
+        let way = tokens.scheduled(config);
         let way = way.with_if(Feature::PingPong, config.strategy == Strategy::PingPong);
         way.with_if(Feature::OneMatrix, shape.gate.matrices() == 1)
     }
 
-    /// Tokens of the tiles worth trying for products of experts, the fewest first.
-    fn expert_tiles(&self) -> &'static [u32];
+    /// Tokens of the tiles worth trying for products of experts in a precision, the fewest first.
+    fn expert_tiles(&self, precision: Precision) -> &'static [u32];
 
     /// Configurations worth trying for a product of experts with tiles of so many tokens on a device. Each has a
     /// kernel.

@@ -92,10 +92,10 @@ impl HostExperts {
     /// Packs the weights on a team's threads, and puts them into a device's memory: all experts, or those that there is
     /// room for. Calls are computed as `choose` says.
     pub fn new(device: usize, spec: &LayerSpec<'_>, choose: Arc<dyn Choose>, team: &Team) -> Result<Self> {
-        let LayerSpec { weights, intermediate, batch_invariant: invariant, split } = *spec;
+        let LayerSpec { weights, intermediate, precision, batch_invariant: invariant, split } = *spec;
         let family = Device::of(device)?.family;
         let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>, slots: &[u32]| {
-            let shape = LayerShape::of(mlps, weights.gate(), intermediate);
+            let shape = LayerShape::of(mlps, weights.gate(), intermediate).in_precision(precision);
             let shape = LayerShape { experts: slots.len() as u32, invariant, gated: gate.is_some(), ..shape };
             let packed = slots.iter().map(|&expert| {
                 let packed = PackedExpert::new((family, team), &shape, &mlps[expert as usize])?;

@@ -1,7 +1,7 @@
 //! Which configurations compute a problem on a device, and what each should cost: of products as the family says, and
 //! of whole layers by both of their products and what is around them. One way of asking for all who plan.
 
-use op::{Config, Cost, Precision, Problem, Result};
+use op::{Config, Cost, Error, LayerSpec, Precision, Problem, Result, Shape};
 use ptx::Kernel;
 
 use crate::experts::layer::LayerKernels;
@@ -14,7 +14,7 @@ use crate::ways::Way;
 
 /// Configurations worth trying for a problem on a device. Each is legal.
 pub fn candidates(family: &'static dyn Family, problem: &Problem, facts: &Facts) -> Vec<Config> {
-    if check_precision(family, problem).is_err() {
+    if check_problem(family, problem).is_err() {
         return Vec::new();
     }
     match layer_of(problem) {
@@ -28,8 +28,22 @@ pub fn candidates(family: &'static dyn Family, problem: &Problem, facts: &Facts)
 }
 
 /// Whether a family has kernels for a problem's precision, or why not.
-fn check_precision(family: &dyn Family, problem: &Problem) -> Result<(), String> {
-    if problem.precision() == Precision::Exact {
+fn check_problem(family: &dyn Family, problem: &Problem) -> Result<(), String> {
+    // Of a layer, the rows between its products, too.
+    let row = |shape: &Shape| if problem.whole().is_some() { shape.k.max(shape.n) } else { shape.k };
+    check_precision(family, problem.precision(), problem.groups().iter().map(row).max().unwrap_or(0))
+}
+
+/// Whether a family has kernels for a whole layer's precision.
+pub fn check_layer(family: &dyn Family, layer: &LayerSpec<'_>) -> Result<()> {
+    layer.check()?;
+    let [k, inner, _] = layer.weights.experts()[0].widths();
+    let inner = layer.weights.shared().map_or(inner, |shared| inner.max(shared.mlp().widths()[1]));
+    check_precision(family, layer.precision, k.max(inner)).map_err(|reason| Error::Fp8Tokens { reason })
+}
+
+fn check_precision(family: &dyn Family, precision: Precision, longest: usize) -> Result<(), String> {
+    if precision == Precision::Exact {
         return Ok(());
     }
     if !family.multiplies_fp8() {
@@ -38,15 +52,16 @@ fn check_precision(family: &dyn Family, problem: &Problem) -> Result<(), String>
             family.name()
         ));
     }
-    match problem.groups().iter().find(|shape| shape.k > round::MOST_K) {
-        Some(shape) => Err(format!("{shape}: rows of at most {} are rounded to fp8; ask for exact", round::MOST_K)),
-        None => Ok(()),
+    if longest > round::MOST_K {
+        let most = round::MOST_K;
+        return Err(format!("rows of {longest}, and of at most {most} are rounded to fp8; ask for exact"));
     }
+    Ok(())
 }
 
 /// Whether a configuration is legal for a problem on a device, or why not.
 pub fn legal(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<(), String> {
-    check_precision(family, problem)?;
+    check_problem(family, problem)?;
     match layer_of(problem) {
         None => family.legal(problem, config, facts)?,
         Some(shape) => LayerKernels::new(family, &shape?, config, facts).map(drop)?,
@@ -64,7 +79,7 @@ pub fn way(family: &'static dyn Family, problem: &Problem, config: &Config, fact
 
 /// What a configuration should cost for a problem on a device, or why it is not legal.
 pub fn cost(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
-    check_precision(family, problem)?;
+    check_problem(family, problem)?;
     if !facts.left_out.is_empty() {
         facts.goes(&way(family, problem, config, facts)?)?;
     }

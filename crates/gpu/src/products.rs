@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use op::{Activation, Gate, Output, Problem, Result, Shape};
+use op::{Activation, Gate, Output, Precision, Problem, Result, Shape};
 use ptx::Target;
 
 use crate::launch::{Argument, KernelSpec};
 use crate::pack::Codes;
+use crate::phases::tokens::Tokens;
 
 /// The most experts of a layer.
 pub const MOST_EXPERTS: u32 = 1024;
@@ -24,6 +25,8 @@ pub struct ProductShape {
     pub gate: Gate,
     /// What rows were, before they were made what the tensor cores take.
     pub activation: Activation,
+    /// What rows and weights are rounded to.
+    pub precision: Precision,
     /// What the words of weights are in order for.
     pub codes: Codes,
     /// The type of the result.
@@ -42,7 +45,12 @@ impl ProductShape {
     /// The product as a problem, where the experts have these rows.
     pub(crate) fn problem(&self, rows: impl Iterator<Item = usize>) -> Result<Problem> {
         let groups = rows.map(|rows| Shape::new(rows, self.n as usize, self.k as usize)).collect();
-        Problem::new(groups, self.gate, self.activation, self.output)
+        Problem::new(groups, self.gate, self.activation, self.output)?.with_precision(self.precision)
+    }
+
+    /// What the tensor cores are given for rows.
+    pub(crate) fn tokens(&self) -> Tokens {
+        Tokens::in_precision(self.activation, self.precision)
     }
 }
 
@@ -65,6 +73,9 @@ pub struct ProductOperands {
     pub biases: [u64; 2],
     /// A factor per row.
     pub row_factors: u64,
+    /// Where rows and weights are rounded to e4m3: what each row was divided by, and the first expert's
+    /// [lift](crate::phases::table::lift_word) of the first of those matrices.
+    pub rounded: [u64; 2],
     /// The result.
     pub out: u64,
 }

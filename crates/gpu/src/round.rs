@@ -33,6 +33,8 @@ pub struct RoundSpec {
     pub float: Float,
     /// Whether they are multiplied with a factor per column first.
     pub scaled: bool,
+    /// Experts of which each has such factors, where a table says whose each row is; none where a group has them.
+    pub owners: Option<u32>,
     /// Groups that it has arguments for.
     pub segments: usize,
     /// Steps of a thread: as many as the longest row needs.
@@ -46,7 +48,7 @@ impl RoundSpec {
     pub fn new(target: Target, (float, scaled): (Float, bool), groups: usize, k: usize) -> Self {
         let segments = if groups == 1 { 1 } else { MOST_SEGMENTS };
         let rounds = k.div_ceil((THREADS * STEP) as usize).next_power_of_two() as u32;
-        RoundSpec { float, scaled, segments, rounds, target }
+        RoundSpec { float, scaled, owners: None, segments, rounds, target }
     }
 }
 
@@ -65,6 +67,15 @@ pub struct Rows {
     pub sides: [usize; 2],
 }
 
+/// Whose rows are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Owners {
+    /// How many experts there are, each with a factor per column, one's behind another's.
+    pub experts: u32,
+    /// Where the number of every row's expert is. Behind the last row that is somebody's there may be anything.
+    pub of_rows: u64,
+}
+
 /// Bytes of the rounded tokens of so many rows, and of their factors.
 pub fn rounded_bytes([rows, k]: [usize; 2]) -> [usize; 2] {
     [rows * k, (rows * size_of::<f32>()).next_multiple_of(STEP as usize)]
@@ -73,12 +84,20 @@ pub fn rounded_bytes([rows, k]: [usize; 2]) -> [usize; 2] {
 /// The launches that round these groups' tokens.
 pub fn launches(target: Target, kind: (Float, bool), groups: &[Rows]) -> Vec<Launch> {
     let with_rows: Vec<Rows> = groups.iter().copied().filter(|rows| rows.sides[0] > 0).collect();
-    with_rows.chunks(MOST_SEGMENTS).map(|groups| launch(target, kind, groups)).collect()
+    with_rows.chunks(MOST_SEGMENTS).map(|groups| launch(spec_of(target, kind, groups), groups, None)).collect()
 }
 
-fn launch(target: Target, kind: (Float, bool), groups: &[Rows]) -> Launch {
-    let longest = groups.iter().map(|rows| rows.sides[1]).max().unwrap_or(0);
-    let spec = RoundSpec::new(target, kind, groups.len(), longest);
+/// The launch that rounds rows times the factors of their experts.
+pub fn launch_by_owner(target: Target, float: Float, rows: Rows, owners: Owners) -> Launch {
+    let spec = RoundSpec { owners: Some(owners.experts), ..spec_of(target, (float, true), &[rows]) };
+    launch(spec, &[rows], Some(owners.of_rows))
+}
+
+fn spec_of(target: Target, kind: (Float, bool), groups: &[Rows]) -> RoundSpec {
+    RoundSpec::new(target, kind, groups.len(), groups.iter().map(|rows| rows.sides[1]).max().unwrap_or(0))
+}
+
+fn launch(spec: RoundSpec, groups: &[Rows], owners: Option<u64>) -> Launch {
     let (mut arguments, mut blocks) = (Vec::new(), 0u32);
     for index in 0..spec.segments {
         let rows = groups[index.min(groups.len() - 1)];
@@ -90,6 +109,7 @@ fn launch(target: Target, kind: (Float, bool), groups: &[Rows]) -> Launch {
             blocks += rows.sides[0] as u32;
         }
     }
+    arguments.extend(owners.map(Argument::Pointer));
     Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping: true, strided: false }
 }
 
@@ -116,6 +136,15 @@ impl Segment {
         }
     }
 
+    /// The same with the factors of a row's expert; of a row that is nobody's, those of the last.
+    fn of_owner(self, k: &mut Builder, (experts, owners): (u32, Reg<U64>), row: Reg<U32>) -> Segment {
+        let at = k.mul_wide_add(row, 4, owners);
+        let owner: Reg<U32> = k.load(Addr::<Global>::of(at));
+        let owner = k.min(owner, experts - 1);
+        let row_bytes = k.mul(self.steps, 4 * STEP);
+        Segment { columns: self.columns.map(|columns| k.mul_wide_add(owner, row_bytes, columns)), ..self }
+    }
+
     fn or(self, k: &mut Builder, chosen: Pred, other: Segment) -> Segment {
         Segment {
             source: k.select(chosen, self.source, other.source),
@@ -135,11 +164,12 @@ impl Spec for RoundSpec {
 }
 
 /// Builds the kernel. Its arguments, for each group: source; factors of columns, if there are some; target; factors of
-/// rows; steps of 16 in a row; its first block.
+/// rows; steps of 16 in a row; its first block. Then the expert of every row, if factors are those of experts.
 pub fn kernel(spec: RoundSpec) -> Result<Kernel, Error> {
     let mut k =
         Builder::new("round_tokens", spec.target, LaunchBounds { threads: THREADS, cluster: None, min_blocks: None });
     let segments: Vec<Segment> = (0..spec.segments).map(|index| Segment::declare(&mut k, spec.scaled, index)).collect();
+    let owners = spec.owners.map(|experts| (experts, k.pointer("owners")));
     let shared = k.shared("largest", THREADS / 32 * 4, 16);
     k.launch_dependents();
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
@@ -149,6 +179,10 @@ pub fn kernel(spec: RoundSpec) -> Result<Kernel, Error> {
     });
     let row = k.sub(block, segment.first_row);
     k.grid_dependency_wait();
+    let segment = match owners {
+        None => segment,
+        Some((experts, owners)) => k.phase("find", |k| segment.of_owner(k, (experts, owners), row)),
+    };
 
     // A step behind the row's end is its last one over again, and is not stored.
     let first = k.mul(row, segment.steps);

@@ -19,7 +19,7 @@ use gpu::facts::Facts;
 use gpu::pack::Codes;
 use gpu::{Family, families, plan};
 use hammerhead_gpu as gpu;
-use op::{Activation, Gate, Intermediate, Output, Problem, Request, Shape};
+use op::{Activation, Gate, Intermediate, Output, Precision, Problem, Request, Shape};
 
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ptx_digests.txt");
 
@@ -103,6 +103,7 @@ const LAYER: LayerShape = LayerShape {
     gated: false,
     activation: Activation::BF16,
     intermediate: Intermediate::Tokens,
+    precision: Precision::Exact,
     scaled: [false; 2],
     invariant: false,
     codes: Codes::Bfloats,
@@ -124,6 +125,8 @@ fn layers() -> Vec<(&'static str, LayerShape)> {
         ("float", LayerShape { activation: Activation::F32, output: Output::F32, ..LAYER }),
         ("scaled", LayerShape { scaled: [true; 2], on_input: true, biased: true, ..halves }),
         ("nvfp4", LayerShape { intermediate: Intermediate::NvFp4, gate: Gate::Relu2, ..halves }),
+        ("fp8", LAYER.in_precision(Precision::Fp8)),
+        ("fp8-scaled", LayerShape { scaled: [true; 2], biased: true, ..LAYER }.in_precision(Precision::Fp8)),
     ]
 }
 
@@ -135,6 +138,9 @@ fn planned_layers() -> BTreeSet<String> {
     for (family, (name, shape)) in
         families::ALL.iter().flat_map(|family| layers().into_iter().filter(planned).map(move |l| (family, l)))
     {
+        if shape.precision == Precision::Fp8 && !family.multiplies_fp8() {
+            continue;
+        }
         for tokens in [1, 16, 64, 512, 4096] {
             let config = plan::cheapest(*family, &shape.problem(tokens).unwrap(), &facts(*family)).unwrap();
             lines.insert(format!("{} layer {name} {tokens} {config}", family.name()));

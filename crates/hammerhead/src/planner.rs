@@ -91,7 +91,8 @@ impl Kind {
         let types = (problem.activation(), problem.output());
         let groups = match &self.groups {
             &Groups::Whole { experts, n, k, whole } => {
-                return Problem::layer(experts, [k, n], problem.gate(), types, whole);
+                let layer = Problem::layer(experts, [k, n], problem.gate(), types, whole)?;
+                return layer.with_precision(problem.precision());
             }
             Groups::Each(shapes) => shapes.clone(),
             &Groups::Alike { n, k, active, most, rest } => std::iter::once(most)

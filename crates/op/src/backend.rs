@@ -138,9 +138,18 @@ pub unsafe trait Backend: Send + Sync {
         }
     }
 
-    /// The same for the products of whole layers, where an NVFP4 intermediate may be multiplied as numbers of 16 bits.
+    /// The same for the exact products of whole layers, where an NVFP4 intermediate may be multiplied as numbers of 16
+    /// bits.
     fn layer_arithmetic(&self, activation: Activation) -> Arithmetic {
         self.arithmetic(activation)
+    }
+
+    /// The same for the products of whole layers in a precision.
+    fn layer_arithmetic_in(&self, precision: Precision, activation: Activation) -> Arithmetic {
+        match precision {
+            Precision::Exact => self.layer_arithmetic(activation),
+            Precision::Fp8 => self.fp8_arithmetic(),
+        }
     }
 
     /// Whether a run can add numbers to its sums before the gate.

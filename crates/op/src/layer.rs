@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use format::Dense;
 
-use crate::{Adapted, Config, ExpertWeights, Intermediate, Problem, Result, Target};
+use crate::{Adapted, Config, ExpertWeights, Intermediate, Precision, Problem, Result, Target};
 
 /// Whoever settles how problems are computed.
 pub trait Choose: fmt::Debug + Send + Sync {
@@ -27,10 +27,21 @@ pub struct LayerSpec<'w> {
     pub weights: &'w ExpertWeights<'w>,
     /// What stands between the two products.
     pub intermediate: Intermediate,
+    /// What the operands of both products are rounded to.
+    pub precision: Precision,
     /// Whether a token's result may depend on nothing but that token and the weights.
     pub batch_invariant: bool,
     /// What of it a device is to hold, if not all.
     pub split: Option<&'w Split>,
+}
+
+impl LayerSpec<'_> {
+    /// Refuses what is not combined with a precision: fewer bits between the products, or experts in two places, of
+    /// which the processor would compute some exactly.
+    pub fn check(&self) -> Result<()> {
+        self.precision.check_layer(self.intermediate, false)?;
+        self.precision.check_places(self.split.is_some())
+    }
 }
 
 /// A layer in two places: some experts in a device's memory, and the others computed by the host meanwhile.

@@ -8,6 +8,8 @@
 //!
 //! Where a token has an adapter, that adds to all three products: [`adapters`](crate::adapters).
 //!
+//! In FP8 the operands of both products are rounded to e4m3 first, as [`precision`](mod@crate::precision) says.
+//!
 //! Where weights multiply inputs (Llama-4), `x·w` stands in the place of x, rounded to f32 at most, and the outputs are
 //! added as they are.
 //!
@@ -20,7 +22,7 @@
 //!    two become. As a rule both become the same number, and then the backend has that very number: nothing is
 //!    forgiven, although rounding to bf16 takes away 2⁻⁹. Where they do not, all numbers between the two are allowed.
 //!    For NVFP4 the scale of 16 values jumps too: the interval is the hull over every scale that the largest of the 16
-//!    may lead to.
+//!    may lead to. For FP8 the factor of the row jumps with its largest: the hull is over every factor that may lead to.
 //! 3. The second product's inputs are off by d: its sum moves by Σ d·|Wd|, and is then off by what the backend's
 //!    arithmetic loses.
 //! 4. The combination adds |w|·error of each y, and rounds twice per expert: the product, and the sum so far. σ(x·v)
@@ -33,8 +35,8 @@ use half::{bf16, f16};
 use crate::bound::Bounded;
 use crate::reference::{Element, Reference, Sum};
 use crate::{
-    Activation, Activations, Arithmetic, Error, ExpertWeights, Gate, Intermediate, LowRank, MlpWeights, Projection,
-    Result, Routed,
+    Activation, Activations, Arithmetic, Error, ExpertWeights, Gate, Intermediate, LowRank, MlpWeights, Precision,
+    Projection, Result, Routed, precision,
 };
 
 const EPSILON: f64 = 1.0 / (1u32 << 24) as f64;
@@ -48,6 +50,8 @@ pub struct LayerReference<'a, 'b> {
     pub weights: &'a ExpertWeights<'b>,
     /// What the intermediate is rounded to.
     pub intermediate: Intermediate,
+    /// What the operands of both products are rounded to.
+    pub precision: Precision,
     /// The tokens.
     pub tokens: &'a Dense<'a>,
     /// Their experts.
@@ -57,6 +61,7 @@ pub struct LayerReference<'a, 'b> {
 impl LayerReference<'_, '_> {
     /// One row of the result, given how the backend adds up products with activations of a type.
     pub fn row(&self, token: usize, arithmetic: &dyn Fn(Activation) -> Arithmetic) -> Result<Vec<Bounded>> {
+        self.precision.check_layer(self.intermediate, self.routed.adapters().is_some())?;
         let mut x = vec![0.0; self.tokens.k()];
         self.tokens.row(token, &mut x);
         let element = Activations::Dense(self.tokens.as_borrowed()).element();
@@ -66,6 +71,8 @@ impl LayerReference<'_, '_> {
         let adapted = self.routed.adapters().and_then(|adapted| Some((adapted.adapters(), adapted.of(token)?)));
         let mut compute = |mlp: &MlpWeights<'_>, expert: Option<usize>, factor: Option<f32>, weight: Bounded| {
             let deltas = |projection| adapted.and_then(|(all, adapter)| all.pair(adapter, expert?, projection));
+            // What is rounded to e4m3 does not depend on the weight, which multiplies the sums.
+            let (factor, of_sums) = if self.precision == Precision::Fp8 { (None, factor) } else { (factor, None) };
             let scaled: Vec<f32> = x.iter().map(|&x| x * factor.unwrap_or(1.0)).collect();
             let activations = Dense::new(1, x.len(), if factor.is_some() { scaled } else { x.clone() }, global)?;
             let first = if factor.is_some() { Activation::F32 } else { element };
@@ -75,7 +82,8 @@ impl LayerReference<'_, '_> {
                 Intermediate::NvFp4 => Rounding::NvFp4(mlp.intermediate_scale().value()),
             };
             let deltas = Projection::ALL.map(deltas);
-            let layer = Mlp { mlp, gate: self.weights.gate(), rounding, first, deltas };
+            let (gate, precision, of_sums) = (self.weights.gate(), self.precision, of_sums.map(f64::from));
+            let layer = Mlp { mlp, gate, precision, rounding, first, of_sums, deltas };
             for (out, y) in out.iter_mut().zip(layer.row(&activations.into(), factor.is_some(), arithmetic)?) {
                 out.add(weight, y);
             }
@@ -178,6 +186,24 @@ fn hull<const N: usize>(values: [f64; N]) -> Bounded {
     Bounded { value: values[0], error }
 }
 
+/// A row as e4m3 numbers with one factor, divided by that again: the numbers, and how far a backend's may be from them.
+fn e4m3_row(values: &[Bounded]) -> Vec<Bounded> {
+    let amax = |by: f64| values.iter().fold(0f64, |most, x| most.max(x.value.abs() + by * x.error));
+    if values.iter().any(|x| !(x.value.abs() + x.error).is_finite()) {
+        return vec![Bounded { value: f64::NAN, error: f64::INFINITY }; values.len()];
+    }
+    let exponent = |by: f64| precision::token_exponent(amax(by) as f32);
+    let round =
+        |x: f64, exponent: i32| f64::from(precision::nearest(x as f32 * 2f32.powi(exponent))) * 2f64.powi(-exponent);
+    let (chosen, exponents) = (exponent(0.0), exponent(1.0)..=exponent(-1.0));
+    let between = |x: &Bounded| {
+        let value = round(x.value, chosen);
+        let ends = exponents.clone().flat_map(|e| [x.value - x.error, x.value + x.error].map(|end| round(end, e)));
+        Bounded { value, error: ends.fold(0f64, |error, end| error.max((end - value).abs())) }
+    };
+    values.iter().map(between).collect()
+}
+
 /// Sixteen values as NVFP4.
 fn quantized(block: &[Bounded], global: f64) -> Vec<Bounded> {
     let scale = |amax: f64| nearest(&positive_e4m3(), (amax / (6.0 * global)).clamp(2f64.powi(-9), 448.0));
@@ -222,9 +248,12 @@ fn nearest(numbers: &[f64], x: f64) -> f64 {
 struct Mlp<'a, 'b> {
     mlp: &'a MlpWeights<'b>,
     gate: Gate,
+    precision: Precision,
     rounding: Rounding,
     /// The type of its tokens.
     first: Activation,
+    /// What the sums of gate and up are multiplied with before their biases are added.
+    of_sums: Option<f64>,
     /// What an adapter adds to gate, up and down.
     deltas: [Option<(&'a LowRank, f32)>; 3],
 }
@@ -239,12 +268,17 @@ impl Mlp<'_, '_> {
     ) -> Result<Vec<Bounded>> {
         let first = if self.mlp.up().input_scale().is_some() { Activation::F32 } else { self.first };
         let h = self.first_product(x, rounded, arithmetic(first));
-        self.second_product(&self.rounding.row(&h), arithmetic)
+        let h = self.rounding.row(&h);
+        match self.precision {
+            Precision::Exact => self.second_product(&h, arithmetic),
+            Precision::Fp8 => self.second_rounded_product(&h, arithmetic(self.rounding.element())),
+        }
     }
 
     /// h before it is rounded.
     fn first_product(&self, x: &Activations<'_>, rounded: bool, arithmetic: Arithmetic) -> Vec<Bounded> {
-        let reference = Reference::new(x, self.mlp.up(), self.gate).among_tokens_apart_by(APART);
+        let reference = Reference::in_precision(x, self.mlp.up(), self.gate, self.precision);
+        let reference = reference.among_tokens_apart_by(APART);
         let token = reference.token(0);
         let token = if rounded { token.rounded() } else { token };
         let mut values = vec![0.0; x.k()];
@@ -257,9 +291,12 @@ impl Mlp<'_, '_> {
         let deltas = [0, 1].map(|matrix| self.delta(matrix, &values));
         let element = |n: usize| {
             let Element { gate, up, .. } = reference.element(&token, &reference.column(n));
-            let with = |sum: Sum, matrix: usize| match &deltas[matrix] {
-                Some(deltas) => sum.added(deltas[n].value, deltas[n].error),
-                None => sum,
+            let with = |sum: Sum, matrix: usize| {
+                let sum = self.of_sums.map_or(sum, |factor| sum.times(factor));
+                match &deltas[matrix] {
+                    Some(deltas) => sum.added(deltas[n].value, deltas[n].error),
+                    None => sum,
+                }
             };
             let (gate, up) = (with(gate, 0), up.map(|up| with(up, 1)));
             Element { gate, up, value: self.gate.apply(gate.value, up.map_or(0.0, |up| up.value)) }
@@ -270,6 +307,38 @@ impl Mlp<'_, '_> {
     /// What an adapter adds to a matrix's product.
     fn delta(&self, matrix: usize, x: &[Bounded]) -> Option<Vec<Bounded>> {
         self.deltas[matrix].map(|(pair, scaling)| pair.delta(x, scaling.into()))
+    }
+
+    /// y, of an intermediate that a backend may have slightly otherwise, rounded to e4m3.
+    fn second_rounded_product(&self, h: &[Bounded], arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
+        let down = self.mlp.down();
+        let values: Vec<f32> = h.iter().map(|h| h.value as f32).collect();
+        let inputs = Dense::new(1, h.len(), values, 1.0)?.into();
+        let reference = Reference::in_precision(&inputs, down, Gate::None, Precision::Fp8);
+        let reference = reference.among_tokens_apart_by(APART);
+        let rounded = match down.input_scale() {
+            None => e4m3_row(h),
+            Some(scale) => {
+                let product = |x: f64, s: f32| f64::from(x as f32 * s);
+                let scaled = |(h, &s): (&Bounded, &f32)| {
+                    hull([h.value, h.value - h.error, h.value + h.error].map(|x| product(x, s)))
+                };
+                e4m3_row(&h.iter().zip(scale).map(scaled).collect::<Vec<_>>())
+            }
+        };
+        let errors: Vec<f64> = rounded.iter().map(|x| x.error).collect();
+        let token = reference.token(0).moved_by(errors.clone());
+        let column = |n: usize| {
+            let column = reference.column(n);
+            let moved: f64 = column[0].factors(None).zip(&errors).map(|(w, error)| w.abs() * error).sum();
+            let mut sum = reference.element(&token, &column).gate;
+            sum.exact &= moved == 0.0;
+            let element = Element { gate: sum, up: None, value: sum.value };
+            let y = Bounded::new(&element, Gate::None, h.len(), arithmetic);
+            // Moved inputs round otherwise: a little more than the reference's do.
+            Bounded { error: y.error + moved * (1.0 + 4.0 * h.len() as f64 * EPSILON), ..y }
+        };
+        Ok((0..down.n()).map(column).collect())
     }
 
     /// y, of an intermediate that a backend may have slightly otherwise.
@@ -369,8 +438,13 @@ mod tests {
         let x: Vec<f32> = (0..32).map(|_| rng.f32() * 2.0 - 1.0).collect();
         let routed = Routed::given(Ids::I32(&[2, 7, 0]), &[0.75, 5.0, -0.5], 1, 3).unwrap();
         let tokens = Dense::new(1, 32, x.clone(), 1.0).unwrap();
-        let reference =
-            LayerReference { weights: &weights, intermediate: Intermediate::F32, tokens: &tokens, routed: &routed };
+        let reference = LayerReference {
+            weights: &weights,
+            intermediate: Intermediate::F32,
+            precision: Precision::Exact,
+            tokens: &tokens,
+            routed: &routed,
+        };
         let dot: f64 = x.iter().zip(&v).map(|(&x, &v)| f64::from(x) * f64::from(v)).sum();
         let expected = plainly(&weights, &x, &routed, 1.0 / (1.0 + (-dot).exp()));
         let found = reference.row(0, &|_| Arithmetic::Fused).unwrap();
@@ -416,5 +490,98 @@ mod tests {
         assert!(found[0].error >= (high - low).abs() && found[0].error > 0.1, "{:?}", found[0]);
         block[3].error = 0.0;
         assert_eq!(quantized(&block, 1.0)[0].error, 0.0);
+    }
+
+    /// A product with both operands rounded to e4m3, by loops over plain numbers.
+    fn rounded_product(matrix: &Matrix<'_>, x: &[f32]) -> Vec<f64> {
+        let (x, exponent) = precision::round_row(x);
+        let lift = precision::weight_lift(matrix);
+        let alpha = matrix.global().value() * 2f64.powi(-exponent - lift.cast_signed() - precision::WEIGHT_EXPONENT);
+        let row = |n: usize| {
+            let mut weights = vec![0.0; matrix.k()];
+            matrix.unscaled_row(n, &mut weights);
+            let weights = precision::round_weights(&weights, lift);
+            weights.iter().zip(&x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>() * alpha
+        };
+        (0..matrix.rows()).map(row).collect()
+    }
+
+    #[test]
+    fn a_layer_in_fp8_rounds_tokens_and_intermediate_row_by_row_and_weighs_sums_on_the_input() {
+        let mut rng = Rng::with_seed(5);
+        let weights = ExpertWeights::new((0..3).map(|_| mlp(&mut rng, [32, 48])).collect(), Gate::Silu).unwrap();
+        let x: Vec<bf16> = (0..32).map(|_| bf16::from_f32(rng.f32() * 2.0 - 1.0)).collect();
+        let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+        let tokens = Dense::new(1, 32, x, 1.0).unwrap();
+        for (on_input, between) in [(false, Intermediate::Tokens), (true, Intermediate::F32)] {
+            let routed = Routed::given(Ids::I32(&[2, 0]), &[0.75, -0.5], 1, 3).unwrap();
+            let routed = if on_input { routed.on_input() } else { routed };
+            let mut expected = vec![0.0; 32];
+            for (expert, weight) in routed.of(0) {
+                let mlp = &weights.experts()[expert];
+                let of_sums = if on_input { f64::from(weight) } else { 1.0 };
+                let sums = |matrix| rounded_product(matrix, &wide).into_iter().map(move |sum| of_sums * sum);
+                let h = sums(mlp.up().gate()).zip(sums(mlp.up().up().unwrap())).map(|(g, u)| Gate::Silu.apply(g, u));
+                let h: Vec<f32> = match between {
+                    Intermediate::F32 => h.map(|h| h as f32).collect(),
+                    _ => h.map(|h| bf16::from_f64(h).to_f32()).collect(),
+                };
+                let of_result = if on_input { 1.0 } else { f64::from(weight) };
+                let y = rounded_product(mlp.down().gate(), &h);
+                expected.iter_mut().zip(y).for_each(|(out, y)| *out += of_result * y);
+            }
+            let (weights, tokens, routed) = (&weights, &tokens, &routed);
+            let fp8 = LayerReference { weights, intermediate: between, precision: Precision::Fp8, tokens, routed };
+            let found = fp8.row(0, &|_| Arithmetic::Simulated { parts: 1 }).unwrap();
+            let exact = LayerReference { precision: Precision::Exact, ..fp8 }.row(0, &|_| Arithmetic::Fused).unwrap();
+            let mut differ = 0;
+            for ((found, expected), exact) in found.iter().zip(expected).zip(exact) {
+                assert!((found.value - expected).abs() < 1e-9 * (1.0 + expected.abs()), "{found:?} {expected}");
+                differ += usize::from(!found.accepts(exact.value, Output::F32));
+            }
+            assert!(differ > 16, "the exact layer is another: {differ} of 32 elements differ by more than the bound");
+        }
+    }
+
+    #[test]
+    fn a_row_whose_largest_is_at_448_has_room_for_both_factors_and_for_no_more() {
+        let row = |error: f64| e4m3_row(&[Bounded { value: 448.0, error }, Bounded { value: 17.0 / 16.0, error: 0.0 }]);
+        assert_eq!(row(0.0)[1], Bounded { value: 1.0, error: 0.0 }, "ties to even");
+        // Halved, the second is as far from its neighbours: nothing of it changes. The first may become 448 or 512 less.
+        assert_eq!(row(1e-3).iter().map(|x| x.error).collect::<Vec<_>>(), [0.0, 0.0]);
+        let tiny = |error: f64| {
+            let small = 2f64.powi(-9) * 3.0;
+            e4m3_row(&[Bounded { value: 448.0, error }, Bounded { value: small, error: 0.0 }])[1]
+        };
+        assert_eq!(tiny(0.0), Bounded { value: 3.0 * 2f64.powi(-9), error: 0.0 });
+        assert_eq!(tiny(1e-3).error, 2f64.powi(-9), "with half the factor it is a multiple of 2⁻⁸, and ties to even");
+    }
+
+    #[test]
+    fn sums_of_what_may_have_moved_are_multiples_of_nothing() {
+        // Sums of ones are whole numbers, of which thirteen bits lose nothing; a backend's need not be.
+        let ones = |error: f64| e4m3_row(&vec![Bounded { value: 1.0, error }; 4096]);
+        assert!(ones(1e-3).iter().all(|x| x.error == 0.0), "far from the middle of two numbers");
+        let inputs = Dense::new(1, 4096, vec![1f32; 4096], 1.0).unwrap().into();
+        let matrix = Matrix::new(1, 4096, vec![0x22; 2048], vec![0x38; 256], 1.0).unwrap();
+        let weights = Weights::plain(matrix);
+        let reference = Reference::in_precision(&inputs, &weights, Gate::None, Precision::Fp8);
+        let coarse =
+            |moved: Vec<f64>| reference.element(&reference.token(0).moved_by(moved), &reference.column(0)).gate.coarse;
+        assert_eq!(coarse(Vec::new()), 0.0);
+        let mut moved = vec![0.0; 4096];
+        moved[5] = 0.125;
+        let lost = coarse(moved);
+        // 128 instructions lose at most the last place of a sum below 4096 or 8192 twice each.
+        assert!(lost > 1.0 && lost < 128.0 * 3.0, "{lost}");
+    }
+
+    #[test]
+    fn fp8_is_refused_for_what_has_fewer_bits_and_beside_adapters() {
+        let fewer = Precision::Fp8.check_layer(Intermediate::NvFp4, false).unwrap_err().to_string();
+        assert!(fewer.contains("nvfp4") && fewer.contains("exact"), "{fewer}");
+        let adapted = Precision::Fp8.check_layer(Intermediate::Tokens, true).unwrap_err().to_string();
+        assert!(adapted.contains("adapters"), "{adapted}");
+        assert!(Precision::Exact.check_layer(Intermediate::NvFp4, true).is_ok());
     }
 }

@@ -21,13 +21,20 @@
 //! 4. Sums times the global scales and 2^(7−l−e), then biases and the gate, as always.
 //!
 //! All factors here are powers of two, so that nothing but these roundings changes a number.
+//!
+//! **A whole layer** rounds before each of its products. Gate and up are given tokens as above. Where a token's weights
+//! multiply what its experts are given, they multiply the sums Σ x̂·ŵ, before biases: x̂ does not depend on them. What is
+//! between the products is first rounded as [`Intermediate`] says, to the tokens' type or to f32, then multiplied with
+//! down's input scale if there is one, rounded to f32, and then rounded like a row of tokens, with a factor of its own.
+//! An expert of every token does the same. Its own gate σ(x·v), routing and the sum over experts stay exact in their
+//! operands.
 
 use std::fmt;
 use std::str::FromStr;
 
 use format::{Matrix, e4m3};
 
-use crate::{Error, Result};
+use crate::{Error, Intermediate, Result};
 
 /// What tokens and weights are rounded to before they are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -42,6 +49,29 @@ pub enum Precision {
 impl Precision {
     /// Both.
     pub const ALL: [Precision; 2] = [Precision::Exact, Precision::Fp8];
+
+    /// Refuses what whole layers do not combine: FP8 with what has fewer bits already, or with adapters.
+    pub fn check_layer(self, intermediate: Intermediate, adapted: bool) -> Result<()> {
+        let refused = |reason: &str| Err(Error::Fp8Tokens { reason: reason.to_owned() });
+        match (self, intermediate) {
+            (Precision::Fp8, Intermediate::NvFp4) => {
+                refused("an nvfp4 intermediate has fewer bits; take intermediate=tokens or f32, or ask for exact")
+            }
+            (Precision::Fp8, _) if adapted => {
+                refused("adapters are added to exact layers only; load the layer with exact")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses FP8 for a layer in two places, of which the processor would compute a part exactly.
+    pub fn check_places(self, two: bool) -> Result<()> {
+        if self == Precision::Fp8 && two {
+            let reason = "a layer in two places is computed exactly only; give no gpu_bytes, or ask for exact";
+            return Err(Error::Fp8Tokens { reason: reason.to_owned() });
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Precision {
@@ -109,7 +139,7 @@ pub fn round_weights(weights: &[f32], lift: u32) -> Vec<f32> {
 }
 
 /// The nearest e4m3 number to one that is.
-fn nearest(x: f32) -> f32 {
+pub(crate) fn nearest(x: f32) -> f32 {
     e4m3::encode(x).map_or(f32::NAN, e4m3::decode)
 }
 

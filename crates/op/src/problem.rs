@@ -190,24 +190,21 @@ impl Problem {
         let scaled = |scaled: bool, activation| if scaled { Activation::F32 } else { activation };
         let second = self.groups.iter().map(|shape| Shape::new(shape.m, whole.width, shape.n)).collect();
         let first = scaled(whole.scaled[0], self.activation);
-        Ok(vec![
-            Problem::new(self.groups.clone(), self.gate, first, between.0)?,
-            Problem::new(second, Gate::None, scaled(whole.scaled[1], between.1), Output::F32)?,
-        ])
+        let first = Problem::new(self.groups.clone(), self.gate, first, between.0)?;
+        let second = Problem::new(second, Gate::None, scaled(whole.scaled[1], between.1), Output::F32)?;
+        Ok(vec![first.with_precision(self.precision)?, second.with_precision(self.precision)?])
     }
 
-    /// The same problem with operands in another precision. FP8 is for dense tokens, and for products alone.
+    /// The same problem with operands in another precision. FP8 is for dense tokens, also between a layer's products.
     pub fn with_precision(self, precision: Precision) -> Result<Self> {
-        let refused = |reason: &str| Err(Error::Fp8Tokens { reason: reason.to_owned() });
-        match (precision, self.activation, &self.whole) {
-            (Precision::Fp8, Activation::NvFp4, _) => {
-                refused("these tokens are NVFP4, which has fewer bits; give f16, bf16 or f32, or ask for exact")
-            }
-            (Precision::Fp8, _, Some(_)) => {
-                refused("whole layers are computed exactly only; ask for exact, or compute their products one by one")
-            }
-            _ => Ok(Self { precision, ..self }),
+        if (precision, self.activation) == (Precision::Fp8, Activation::NvFp4) {
+            let reason = "these tokens are NVFP4, which has fewer bits; give f16, bf16 or f32, or ask for exact";
+            return Err(Error::Fp8Tokens { reason: reason.to_owned() });
         }
+        if let Some(whole) = &self.whole {
+            precision.check_layer(whole.intermediate, false)?;
+        }
+        Ok(Self { precision, ..self })
     }
 
     /// What operands are rounded to before they are multiplied.

@@ -32,6 +32,8 @@ pub struct Row {
     rounded: bool,
     /// The least normal number, where these are e4m3 numbers times a power of two.
     least_e4m3: Option<f64>,
+    /// How far a backend's numbers may be from these; empty where they are the same.
+    moved: Vec<f64>,
 }
 
 impl Row {
@@ -59,6 +61,11 @@ impl Row {
         Self { rounded: true, ..self }
     }
 
+    /// The same row, of e4m3 numbers that a backend may have otherwise, each by so much at most.
+    pub(crate) fn moved_by(self, moved: Vec<f64>) -> Self {
+        Self { moved, ..self }
+    }
+
     /// A row of e4m3 numbers times two to a power.
     fn e4m3(values: &[f32], exponent: i32) -> Self {
         let lowest = values.iter().filter_map(|&x| lowest_place(x)).min().map(|place| place + exponent);
@@ -75,6 +82,7 @@ impl Row {
             largest,
             rounded,
             least_e4m3: None,
+            moved: Vec::new(),
         }
     }
 }
@@ -145,6 +153,27 @@ impl Sum {
     /// The same sum with a computed number added last, which may be off by so much.
     pub fn added(self, addend: f64, error: f64) -> Self {
         Self { value: self.value + addend, addend: [addend, error], ..self }
+    }
+
+    /// The same sum with what its bias is added to multiplied by a number, in f32: that rounds once.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        let scale = factor.abs();
+        let [magnitude, negligible, rounded, peak, average, burst, quantum, alpha, coarse] = [
+            self.magnitude,
+            self.negligible,
+            self.rounded,
+            self.peak,
+            self.average,
+            self.burst,
+            self.quantum,
+            self.alpha,
+            self.coarse,
+        ]
+        .map(|number| scale * number);
+        let value = factor * (self.value - self.bias) + self.bias;
+        // Half of this is for the sum itself, and the other half for what it is off by, which is less.
+        let rounded = rounded + 2.0 * 2f64.powi(-24) * magnitude;
+        Self { value, magnitude, negligible, rounded, peak, average, burst, quantum, alpha, coarse, ..self }
     }
 
     /// A sum of which no more is known than its value and its magnitude.
@@ -299,28 +328,31 @@ fn coarse(a: &Row, b: &Row, least: (f64, f64)) -> f64 {
 /// The same for some instructions that add to one sum. Each aligns its products and the sum so far to the largest
 /// exponent among them, that of a product being the sum of its operands'; cuts what is beyond the 13th bit behind that
 /// point off every addend; and cuts their sum in the same way. An addend loses less than the place of that bit and no
-/// more than itself, and nothing if it is a multiple of it.
+/// more than itself, and nothing if it is a multiple of it. Where tokens may have moved, so may addends and sums: these
+/// are multiples of nothing then.
 fn coarse_part(a: &Row, b: &Row, (least_a, least_b): (f64, f64), part: std::ops::Range<usize>) -> f64 {
     let power = |x: f64| f64::from_bits(x.to_bits() & 0x7FF0_0000_0000_0000);
     let exponent = |x: f64, least: f64| power(x.abs().max(least));
     let place = |largest: f64| power(largest) * 2f64.powi(-E4M3_FRACTION);
     let is_multiple = |x: f64, place: f64| (x / place).fract() == 0.0;
-    let (mut sum, mut lost) = (0f64, 0f64);
+    // The sum so far, how far a backend's exact one may be from it, and what the backend may have lost of that.
+    let (mut sum, mut drift, mut lost) = (0f64, 0f64, 0f64);
     for instruction in part {
-        let of = |row: &Row| {
-            let end = row.values.len().min((instruction + 1) * E4M3_PRODUCTS);
-            row.values[instruction * E4M3_PRODUCTS..end].to_vec()
+        let end = a.values.len().min((instruction + 1) * E4M3_PRODUCTS);
+        let moved = |k: usize| a.moved.get(k).copied().unwrap_or(0.0);
+        let terms = || (instruction * E4M3_PRODUCTS..end).map(|k| (a.values[k], b.values[k], moved(k)));
+        let product = |(a, b, moved): (f64, f64, f64)| exponent(a.abs() + moved, least_a) * exponent(b, least_b);
+        let cut_at = place(terms().map(product).fold(sum.abs() + drift + lost, f64::max));
+        let cut = |x: f64, moved: f64| {
+            if moved == 0.0 && is_multiple(x, cut_at) { 0.0 } else { (x.abs() + moved).min(cut_at) }
         };
-        let pairs: Vec<(f64, f64)> = of(a).into_iter().zip(of(b)).collect();
-        let product = pairs.iter().map(|&(a, b)| exponent(a, least_a) * exponent(b, least_b)).fold(0.0, f64::max);
-        let cut_at = place(product.max(sum.abs() + lost));
-        let cut = |x: f64| if is_multiple(x, cut_at) { 0.0 } else { x.abs().min(cut_at) };
-        let products: f64 = pairs.iter().map(|&(a, b)| cut(a * b)).sum();
-        let before = if lost == 0.0 { cut(sum) } else { cut_at };
-        sum += pairs.iter().map(|&(a, b)| a * b).sum::<f64>();
+        let products: f64 = terms().map(|(a, b, moved)| cut(a * b, moved * b.abs())).sum();
+        let before = if lost + drift == 0.0 { cut(sum, 0.0) } else { cut_at };
+        sum += terms().map(|(a, b, _)| a * b).sum::<f64>();
+        drift += terms().map(|(_, b, moved)| moved * b.abs()).sum::<f64>();
         lost += products + before;
-        let last = place(sum.abs() + lost);
-        if lost > 0.0 || !is_multiple(sum, last) {
+        let last = place(sum.abs() + drift + lost);
+        if lost + drift > 0.0 || !is_multiple(sum, last) {
             lost += last;
         }
     }

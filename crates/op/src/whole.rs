@@ -64,7 +64,7 @@ impl Whole {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Activation, Gate, Output, Problem};
+    use crate::{Activation, Gate, Output, Precision, Problem};
 
     const QWEN3: Whole = Whole {
         tokens: 64,
@@ -104,5 +104,15 @@ mod tests {
         let layer = Problem::layer(128, [2048, 768], Gate::Silu, types, scaled).unwrap();
         assert!(layer.products().unwrap().iter().all(|product| product.activation() == Activation::F32));
         assert!(Problem::layer(0, [2048, 768], Gate::Silu, types, QWEN3).is_err());
+    }
+
+    #[test]
+    fn both_products_of_a_layer_have_its_precision() {
+        let layer =
+            |whole| Problem::layer(128, [2048, 768], Gate::Silu, (Activation::BF16, Output::BF16), whole).unwrap();
+        let rounded = layer(QWEN3).with_precision(Precision::Fp8).unwrap();
+        assert!(rounded.products().unwrap().iter().all(|product| product.precision() == Precision::Fp8));
+        let fewer = Whole { intermediate: Intermediate::NvFp4, ..QWEN3 };
+        assert!(layer(fewer).with_precision(Precision::Fp8).is_err());
     }
 }

@@ -29,18 +29,19 @@ type Projection = (String, usize, String);
 type NamedMlp = (Projection, Option<Projection>, Projection);
 /// The gate's name and its limit.
 type GateParts = (String, Option<f32>);
-/// What all whole layers can be asked for: what stands between the products, whether results may depend on the token
-/// alone, the bytes that rows may take, and those that weights may take on a GPU; then backend, threads and
-/// configuration.
-type OptionParts = (String, bool, Option<usize>, Option<usize>, Option<String>, Option<i64>, Option<String>);
+/// What all whole layers can be asked for: what stands between the products, what operands are rounded to, whether
+/// results may depend on the token alone, the bytes that rows may take, and those that weights may take on a GPU; then
+/// backend, threads and configuration.
+type OptionParts = (String, String, bool, Option<usize>, Option<usize>, Option<String>, Option<i64>, Option<String>);
 /// Scoring, experts per token, correction, groups and how many are looked into, scaling.
 type RouterParts = (String, usize, Option<Vec<f32>>, Option<(usize, usize)>, f32);
 
 fn asked(
-    (intermediate, batch_invariant, workspace, gpu_bytes, backend, threads, config): OptionParts,
+    (intermediate, precision, batch_invariant, workspace, gpu_bytes, backend, threads, config): OptionParts,
 ) -> Result<(LayerOptions, Wish)> {
     let workspace_bytes = workspace.unwrap_or(LayerOptions::default().workspace_bytes);
-    let options = LayerOptions { intermediate: intermediate.parse()?, batch_invariant, workspace_bytes, gpu_bytes };
+    let (intermediate, precision) = (intermediate.parse()?, precision.parse()?);
+    let options = LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes };
     Ok((options, Wish::new(backend, threads, config)?))
 }
 
@@ -340,9 +341,11 @@ impl FeedForward {
     /// What was asked of the layer and of the engine.
     #[getter]
     fn options(&self) -> OptionParts {
-        let LayerOptions { intermediate, batch_invariant, workspace_bytes, gpu_bytes } = self.experts.options();
+        let LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes } =
+            self.experts.options();
         let (backend, threads, config) = self.wish.parts();
-        (intermediate.to_string(), batch_invariant, Some(workspace_bytes), gpu_bytes, backend, threads, config)
+        let (intermediate, precision) = (intermediate.to_string(), precision.to_string());
+        (intermediate, precision, batch_invariant, Some(workspace_bytes), gpu_bytes, backend, threads, config)
     }
 
     /// Adapters of this layer, copied from arrays of the host's.

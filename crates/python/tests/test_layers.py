@@ -182,6 +182,18 @@ def test_a_batch_invariant_layer_gives_a_token_the_same_bits_in_any_company(arra
     assert np.array_equal(whole[3:4], layer(x[3:4], logits[3:4]))
 
 
+def test_rounding_a_whole_layer_to_fp8_is_asked_for_aloud_and_refused_by_processors(arrays, x, logits):
+    exact = Experts.from_arrays(*arrays, routing="softmax", top_k=2, precision="exact", backend="scalar")
+    usual = Experts.from_arrays(*arrays, routing="softmax", top_k=2, backend="scalar")
+    assert np.array_equal(exact(x, logits), usual(x, logits))
+    with pytest.raises(ValueError, match="scalar compute this layer exactly only.*ask for exact"):
+        Experts.from_arrays(*arrays, precision="fp8", backend="scalar")
+    with pytest.raises(ValueError, match="an nvfp4 intermediate has fewer bits"):
+        Experts.from_arrays(*arrays, precision="fp8", intermediate="nvfp4", backend="scalar")
+    with pytest.raises(ValueError, match="exact, fp8"):
+        Experts.from_arrays(*arrays, precision="fp7")
+
+
 @pytest.mark.parametrize(("name", "shared"), [("modelopt_qwen3_moe", False), ("modelopt_llama4", True)])
 def test_a_models_layer_is_read_whole(rng, name, shared):
     layer = Experts.from_checkpoint(DATA / name, 0)

@@ -5,7 +5,8 @@
 //! models have them, and one token in batches of all sizes. Only if all that is right, whole layers are timed by the
 //! device's clock, each kernel of them apart, and other tiles and kernels beside those that are chosen; then the
 //! products once more without parts of what their consumers compute, which says what takes their time; and the host's
-//! time for a call. Exit status 1 if anything is wrong.
+//! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too.
+//! Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use hammerhead::{Engine, Experts, LayerOptions, Options};
 use hammerhead_testkit::experts::{self, Layer, PLAIN};
 use op::layer_reference::LayerReference;
 use op::routing::{Groups, Ids, Router, Scoring};
-use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Own, Result, Routed, SharedWeights};
+use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Own, Precision, Result, Routed, SharedWeights};
 use ptx::Kernel;
 use serde_json::{Value, json};
 
@@ -41,13 +42,16 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 8] = [
+const STAGES: [(&str, Stage); 11] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
-    ("models", models),
+    ("models", || models(Precision::Exact)),
     ("company", company),
-    ("timing", timing),
+    ("timing", || timing(Precision::Exact)),
+    ("fp8-kinds", fp8_kinds),
+    ("fp8-models", || models(Precision::Fp8)),
+    ("fp8-timing", || timing(Precision::Fp8)),
     ("parts", parts),
     ("host", host),
 ];
@@ -213,12 +217,26 @@ fn worst(figures: impl Iterator<Item = Result<f64>>) -> Result<f64> {
 
 /// Small layers of every kind, in every tile, with ids of the caller's of which some are nobody's, and from logits.
 fn kinds() -> Result<Value> {
-    let context = device::context(0)?;
-    let mut queue = LaunchQueue::new(0)?;
     let common = model("", [40, 3, 256, 192])?.shape;
     let odd = ("odd sizes", LayerShape { hidden: 208, inner: 112, ..common });
+    right(experts::kinds(common).into_iter().chain([odd]), &[8, 16, 24, 48, 96, 160])
+}
+
+/// The same of layers in FP8, where a family has such.
+fn fp8_kinds() -> Result<Value> {
+    if !device::Device::of(0)?.family.multiplies_fp8() {
+        return Ok(json!({"passed": true, "skipped": "this family multiplies exactly only"}));
+    }
+    let common = model("", [40, 3, 256, 192])?.shape;
+    let odd = LayerShape { hidden: 208, inner: 112, ..common }.in_precision(Precision::Fp8);
+    right(experts::fp8_kinds(common).into_iter().chain([("fp8, odd sizes", odd)]), &[8, 16, 24, 48, 96, 160, 256])
+}
+
+fn right(kinds: impl Iterator<Item = (&'static str, LayerShape)>, tiles: &[u32]) -> Result<Value> {
+    let context = device::context(0)?;
+    let mut queue = LaunchQueue::new(0)?;
     let (mut rows, mut passed) = (Vec::new(), true);
-    for (name, shape) in experts::kinds(common).into_iter().chain([odd]) {
+    for (name, shape) in kinds {
         let layer = Layer::new(device::Device::of(0)?.family, shape, 5, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, shape, layer.packed().map(Ok))?);
         let tokens = 150;
@@ -230,7 +248,7 @@ fn kinds() -> Result<Value> {
         let weights_at = DeviceMemory::holding(context, "weights", bytemuck::cast_slice(&weights), queue.stream())?;
         let choice = Choice::Given { ids: ids_at.address(), wide: true, weights: weights_at.address() };
         let call = LayerCall { choice, ..tensors.call(&model.router) };
-        for tile in [8, 16, 24, 48, 96, 160] {
+        for &tile in tiles {
             for kernels in some_kernels(&placed, tile) {
                 queue.prepare_layer_with(&placed, &call, None, kernels)?;
                 // SAFETY: all tensors live until the results have been read.
@@ -353,7 +371,13 @@ fn front() -> Result<Value> {
                 Activation::BF16 => Arithmetic::bf16_tensor_cores(1),
                 Activation::F32 => Arithmetic::bf16_tensor_cores(3),
             };
-            let reference = LayerReference { weights: &weights, intermediate, tokens: &tokens, routed: &routed };
+            let reference = LayerReference {
+                weights: &weights,
+                intermediate,
+                precision: Precision::Exact,
+                tokens: &tokens,
+                routed: &routed,
+            };
             let (mut worst, mut row) = (0f64, vec![0f32; 256]);
             for token in (0..40).step_by(3) {
                 found.row(token, &mut row);
@@ -370,12 +394,19 @@ fn front() -> Result<Value> {
     Ok(json!({"passed": passed, "rows": rows}))
 }
 
+/// The models in a precision; none where a family has no such kernels.
+fn models_in(precision: Precision) -> Result<Vec<Model>> {
+    let there = precision == Precision::Exact || device::Device::of(0)?.family.multiplies_fp8();
+    let of = |model: Model| Model { shape: model.shape.in_precision(precision), ..model };
+    Ok(all_models()?.into_iter().filter(|_| there).map(of).collect())
+}
+
 /// A few tokens of layers as large as models have them.
-fn models() -> Result<Value> {
+fn models(precision: Precision) -> Result<Value> {
     let context = device::context(0)?;
     let mut queue = LaunchQueue::new(0)?;
     let (mut passed, mut rows) = (true, Vec::new());
-    for model in all_models()? {
+    for model in models_in(precision)? {
         let Model { name, shape, router } = &model;
         let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
@@ -479,10 +510,10 @@ fn time(stream: &Stream, calls: usize, queue: impl FnOnce() -> Result<()>) -> Re
 }
 
 /// Whole layers, their kernels, and other tiles and kernels.
-fn timing() -> Result<Value> {
+fn timing(precision: Precision) -> Result<Value> {
     let context = device::context(0)?;
     let mut rows = Vec::new();
-    for model in all_models()? {
+    for model in models_in(precision)? {
         let Model { name, shape, router } = &model;
         let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);

@@ -25,7 +25,8 @@ use hammerhead::{Engine, Experts, LayerOptions, Options};
 use hammerhead_testkit::moe::{self, Instance, Model};
 use op::bound::Bounded;
 use op::{
-    Activation, Alone, Backend, Error, HostCall, HostRows, Intermediate, LayerSpec, Output, Result, Routed, Split, Team,
+    Activation, Alone, Backend, Error, HostCall, HostRows, Intermediate, LayerSpec, Output, Precision, Result, Routed,
+    Split, Team,
 };
 use serde_json::{Value, json};
 
@@ -76,7 +77,8 @@ fn model(name: &str) -> Model {
 /// Options that leave so many experts on the device.
 fn divided(instance: &Instance, intermediate: Intermediate, slots: usize) -> Result<LayerOptions> {
     let weights = instance.weights()?;
-    let spec = LayerSpec { weights: &weights, intermediate, batch_invariant: false, split: None };
+    let spec =
+        LayerSpec { weights: &weights, intermediate, precision: Precision::Exact, batch_invariant: false, split: None };
     let cuda = hammerhead::backends::by_name("cuda")?;
     let [each, always] = cuda.layer_bytes(&spec).expect("a layer that there are kernels for");
     Ok(LayerOptions { intermediate, gpu_bytes: Some(always + slots * each), ..LayerOptions::default() })
@@ -90,7 +92,7 @@ fn worst(
     step: usize,
 ) -> Result<f64> {
     let weights = instance.weights()?;
-    let reference = LayerReference { weights: &weights, intermediate, tokens, routed };
+    let reference = LayerReference { weights: &weights, intermediate, precision: Precision::Exact, tokens, routed };
     let there: &dyn Backend = hammerhead::backends::by_name("cuda")?;
     let here: &dyn Backend = hammerhead::backends::by_name("avx2")?;
     let (mut worst, mut values) = (0f64, vec![0f32; result.k()]);
@@ -245,6 +247,7 @@ fn failure() -> Result<Value> {
     let spec = LayerSpec {
         weights: &weights,
         intermediate: Intermediate::Tokens,
+        precision: Precision::Exact,
         batch_invariant: false,
         split: Some(&split),
     };

@@ -34,11 +34,13 @@ pub fn small_layer(backend: &Simulated, problem: &Problem, config: &Config) -> R
     let whole = problem.whole();
     let intermediate = whole.map_or(Intermediate::Tokens, |whole| whole.intermediate);
     let batch_invariant = whole.is_some_and(|whole| whole.batch_invariant);
-    let layer =
-        Experts::new(&engine, &weights, LayerOptions { intermediate, batch_invariant, ..LayerOptions::default() })?;
+    let precision = problem.precision();
+    let options = LayerOptions { intermediate, precision, batch_invariant, ..LayerOptions::default() };
+    let layer = Experts::new(&engine, &weights, options)?;
     let result = layer.run(&engine, &instance.tokens, &routed, problem.output())?;
-    let reference = LayerReference { weights: &weights, intermediate, tokens: &instance.tokens, routed: &routed };
-    moe::check(&reference, 0..tokens, &result, &|activation| backend.layer_arithmetic(activation))
+    let (weights, routed) = (&weights, &routed);
+    let reference = LayerReference { weights, intermediate, precision, tokens: &instance.tokens, routed };
+    moe::check(&reference, 0..tokens, &result, &|activation| backend.layer_arithmetic_in(precision, activation))
 }
 
 /// What a configuration's kernels do for one tile of a problem's first group on a simulator, counted: instructions by

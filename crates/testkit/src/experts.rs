@@ -9,7 +9,7 @@ use gpu::experts::shape::LayerShape;
 use gpu::pack::Codes;
 use op::layer_reference::LayerReference;
 use op::routing::Ids;
-use op::{Activation, Alone, Arithmetic, ExpertWeights, Gate, Intermediate, Output, Result, Routed, Team};
+use op::{Activation, Alone, Arithmetic, ExpertWeights, Gate, Intermediate, Output, Precision, Result, Routed, Team};
 
 use crate::cases::rounded;
 use crate::moe::mlp;
@@ -26,6 +26,7 @@ pub const PLAIN: LayerShape = LayerShape {
     gated: false,
     activation: Activation::BF16,
     intermediate: Intermediate::Tokens,
+    precision: Precision::Exact,
     scaled: [false; 2],
     invariant: false,
     codes: Codes::Bfloats,
@@ -61,6 +62,24 @@ pub fn kinds(plain: LayerShape) -> [(&'static str, LayerShape); 15] {
         ("nvfp4 between", LayerShape { intermediate: Intermediate::NvFp4, biased: true, output: Output::F32, ..plain }),
         ("nvfp4 behind a scale", LayerShape { intermediate: Intermediate::NvFp4, scaled: [true, false], ..halves }),
     ]
+}
+
+/// The same of layers whose operands are rounded to e4m3: for families that multiply those.
+pub fn fp8_kinds(plain: LayerShape) -> [(&'static str, LayerShape); 8] {
+    let singles = LayerShape { activation: Activation::F32, output: Output::F32, ..plain };
+    let halves = LayerShape { activation: Activation::F16, output: Output::F16, partial: Output::F16, ..plain };
+    let both = [true; 2];
+    [
+        ("fp8", plain),
+        ("fp8 with biases, in half precision", LayerShape { gate: Gate::GPT_OSS, biased: true, ..halves }),
+        ("fp8 of one matrix, in single precision", LayerShape { gate: Gate::Relu2, biased: true, ..singles }),
+        ("fp8 behind single precision", LayerShape { intermediate: Intermediate::F32, ..halves }),
+        ("fp8 on the input", LayerShape { on_input: true, biased: true, ..plain }),
+        ("fp8 of scaled inputs", LayerShape { scaled: both, biased: true, on_input: true, ..plain }),
+        ("fp8 of a scaled input", LayerShape { scaled: [true, false], ..singles }),
+        ("fp8 scaled between", LayerShape { scaled: [false, true], intermediate: Intermediate::F32, ..halves }),
+    ]
+    .map(|(what, shape)| (what, shape.in_precision(Precision::Fp8)))
 }
 
 /// Some experts, of which a layer's experts are copies in turn: packing takes long, and the kernels do not know.
@@ -123,8 +142,10 @@ impl Layer {
         let routed = if self.shape.on_input { routed.on_input() } else { routed };
         let tokens = Dense::new(1, x.len(), rounded(x, self.shape.activation), 1.0)?;
         let (weights, intermediate) = (&self.weights, self.shape.intermediate);
-        let reference = LayerReference { weights, intermediate, tokens: &tokens, routed: &routed };
+        let precision = self.shape.precision;
+        let reference = LayerReference { weights, intermediate, precision, tokens: &tokens, routed: &routed };
         let arithmetic = |activation| match activation {
+            _ if precision == Precision::Fp8 => Arithmetic::Fp8TensorCores,
             Activation::F16 | Activation::NvFp4 => Arithmetic::F16_TENSOR_CORES,
             Activation::BF16 => Arithmetic::bf16_tensor_cores(1),
             Activation::F32 => Arithmetic::bf16_tensor_cores(3),

@@ -10,7 +10,7 @@ use format::{Dense, Values};
 use half::{bf16, f16};
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::machine::Machine;
-use hammerhead::{Activation, Engine, Experts, LayerOptions, Output, Routed, Target};
+use hammerhead::{Activation, Engine, Experts, LayerOptions, Output, Precision, Routed, Target};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use testkit::moe::{self, Instance, Model};
@@ -119,7 +119,8 @@ impl<'m> Loaded<'m> {
         let element = args.selection.activation.first().copied().unwrap_or(Activation::BF16);
         let instance = |tokens| model.instance(tokens, element, DISTINCT, args.selection.seed);
         let first = instance(1)?;
-        let pack = |_| Experts::new(engine, &first.weights()?, LayerOptions::default());
+        let precision = args.selection.precision.unwrap_or_default();
+        let pack = |_| Experts::new(engine, &first.weights()?, LayerOptions { precision, ..LayerOptions::default() });
         let layers = (0..copies).map(pack).collect::<hammerhead::Result<Vec<_>>>()?;
         let mut cases = Vec::with_capacity(args.tokens.len());
         for &tokens in args.tokens.iter().take_while(|_| !stop::asked()) {
@@ -170,7 +171,10 @@ impl Timed {
             experts: model.experts[0],
             top_k: model.experts[1],
             widths: model.widths,
-            activation: instance.element().to_string(),
+            activation: match args.selection.precision.unwrap_or_default() {
+                Precision::Exact => instance.element().to_string(),
+                Precision::Fp8 => format!("{} as fp8", instance.element()),
+            },
             gate: model.gate.to_string(),
             output: output.to_string(),
             backend: engine.backends().iter().map(|backend| backend.name()).collect::<Vec<_>>().join(", "),
@@ -195,12 +199,12 @@ impl Timed {
         self.seconds.clear();
         let tokens = &self.instance.tokens;
         let (weights, routed) = (self.instance.weights()?, self.instance.router.route(&self.logits[0], tokens.rows())?);
-        let intermediate = layer.options().intermediate;
-        let reference = LayerReference { weights: &weights, intermediate, tokens, routed: &routed };
+        let LayerOptions { intermediate, precision, .. } = layer.options();
+        let reference = LayerReference { weights: &weights, intermediate, precision, tokens, routed: &routed };
         let result = Dense::new(tokens.rows(), self.case.widths[0], self.out.clone(), 1.0)?;
         // Whichever backend computed: one of one layout, and the least exact of them is what all are held to.
         let backend = engine.backends()[0];
-        let arithmetic = |tokens| backend.layer_arithmetic(tokens);
+        let arithmetic = |tokens| backend.layer_arithmetic_in(precision, tokens);
         let report = moe::check(&reference, 0..CHECKED.min(tokens.rows()), &result, &arithmetic)?;
         if let Some(first) = report.first {
             let (case, config) = (self.case.problem.clone(), "as planned".to_owned());

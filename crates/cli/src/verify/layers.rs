@@ -2,7 +2,7 @@
 
 use format::Dense;
 use hammerhead::layer_reference::LayerReference;
-use hammerhead::{Activation, Engine, Experts, Intermediate, LayerOptions, Output};
+use hammerhead::{Activation, Engine, Experts, Intermediate, LayerOptions, Output, Precision};
 use indicatif::ProgressBar;
 use testkit::moe::{self, Instance, Model};
 
@@ -22,7 +22,8 @@ struct Trial {
     options: LayerOptions,
 }
 
-/// Checks every model on every engine, with every intermediate, batch-invariant (then a token alone, too) and not.
+/// Checks every model on every engine, with every intermediate, batch-invariant (then a token alone, too) and not; in
+/// the precision that was asked for.
 pub fn check(
     selection: &Selection,
     models: &[Model],
@@ -44,14 +45,18 @@ pub fn check(
 
 /// Types and numbers of tokens take turns, unless types were asked for.
 fn trials(selection: &Selection, index: usize) -> impl Iterator<Item = Trial> {
-    let ways = Intermediate::ALL.into_iter().flat_map(|between| [false, true].map(|invariant| (between, invariant)));
+    let precision = selection.precision.unwrap_or_default();
+    // What is rounded to FP8 has more bits before that than NVFP4 has.
+    let intermediates =
+        Intermediate::ALL.into_iter().filter(move |between| precision.check_layer(*between, false).is_ok());
+    let ways = intermediates.flat_map(|between| [false, true].map(|invariant| (between, invariant)));
     ways.enumerate().map(move |(turn, (intermediate, batch_invariant))| {
         let asked = &selection.activation;
         Trial {
             tokens: TOKENS[(index + turn) % 3],
             element: if asked.is_empty() { ELEMENTS[(index + turn) % 3] } else { asked[turn % asked.len()] },
             output: selection.out.unwrap_or(Output::ALL[(index + 2 * turn) % 3]),
-            options: LayerOptions { intermediate, batch_invariant, ..LayerOptions::default() },
+            options: LayerOptions { intermediate, precision, batch_invariant, ..LayerOptions::default() },
         }
     })
 }
@@ -89,14 +94,12 @@ fn try_once(seed: u64, model: &Model, trial: &Trial, engine: &Engine, summary: &
         }
         Err(error) => return Err(error.into()),
     };
-    let reference = LayerReference {
-        weights: &weights,
-        intermediate: options.intermediate,
-        tokens: &instance.tokens,
-        routed: &routed,
-    };
+    let LayerOptions { intermediate, precision, .. } = options;
+    let reference =
+        LayerReference { weights: &weights, intermediate, precision, tokens: &instance.tokens, routed: &routed };
     let outcome = layer.run(engine, &instance.tokens, &routed, output).and_then(|result| {
-        let report = moe::check(&reference, 0..tokens, &result, &|tokens| backend.layer_arithmetic(tokens))?;
+        let arithmetic = |tokens| backend.layer_arithmetic_in(precision, tokens);
+        let report = moe::check(&reference, 0..tokens, &result, &arithmetic)?;
         let alike = !options.batch_invariant || is_the_same_alone(&layer, engine, &instance, &result, output)?;
         Ok((report, alike))
     });
@@ -114,13 +117,14 @@ fn try_once(seed: u64, model: &Model, trial: &Trial, engine: &Engine, summary: &
         Err(error) => (0, 0, error.to_string()),
     };
     let invariant = if options.batch_invariant { ", batch-invariant" } else { "" };
+    let rounded = if precision == Precision::Fp8 { " as fp8" } else { "" };
     summary.failed += 1;
     summary.failures.push(Wrong {
         suite: "moe".to_owned(),
         case: format!("{}, {tokens} tokens, {element}→{output}", model.name),
         why: model.why,
         backend: backend.name(),
-        config: format!("an intermediate of {}{invariant}", options.intermediate),
+        config: format!("an intermediate of {intermediate}{rounded}{invariant}"),
         seed,
         wrong,
         compared,

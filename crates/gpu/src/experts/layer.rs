@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use op::{Activation, Config, Output, Own, Result, Setting, Tile};
+use op::{Config, Output, Own, Precision, Result, Setting, Tile};
 
 use ptx::Feature;
 
@@ -33,16 +33,18 @@ use crate::facts::Facts;
 use crate::families::experts;
 use crate::family::Family;
 use crate::launch::{Argument, Launch};
-use crate::phases::experts::FACTOR_BYTES;
+use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
 use crate::phases::gates::{self, Function};
-use crate::products::{ExpertKernel, ProductOperands};
+use crate::products::{ExpertKernel, ProductOperands, ProductShape};
+use crate::round;
 
 /// What every part of the workspace begins at a multiple of.
 pub(crate) const ALIGNMENT: u64 = 256;
 
-/// Bytes of one number as the tensor cores take it: three parts of a float.
-fn operand_bytes(activation: Activation) -> u64 {
-    if activation == Activation::F32 { 6 } else { 2 }
+/// Bytes of one number of a product's rows as the tensor cores take it: three parts of a float.
+fn operand_bytes(product: &ProductShape) -> u64 {
+    let tokens = product.tokens();
+    u64::from(tokens.parts() * tokens.bytes())
 }
 
 /// How the products are computed: a kernel for each, with tiles of as many tokens.
@@ -145,6 +147,8 @@ pub struct LayerWeights {
     pub tables: u64,
     /// The vector `[hidden]` of the only expert's own gate, if it has one.
     pub gate: u64,
+    /// [Lifts](crate::phases::table::lift_word) `[experts, 3]`, if weights are rounded to e4m3.
+    pub lifts: u64,
     /// The adapters, if there are some.
     pub adapters: AdapterPlaces,
 }
@@ -252,6 +256,11 @@ struct Between {
     owners: u64,
     layout: u64,
     factors: u64,
+    /// Where operands are rounded to e4m3: tokens, and what each was divided by; or where they are multiplied with
+    /// their expert's factors first, sorted tokens. And what the rows of both products were divided by.
+    rounded: [u64; 2],
+    gathered: u64,
+    divisors: [u64; 2],
     rows: u64,
     gated: u64,
     made: u64,
@@ -275,7 +284,10 @@ impl Between {
         let entries = u64::from(tokens) * u64::from(shape.top);
         let [hidden, inner] = [shape.hidden, shape.inner].map(u64::from);
         let between = shape.between().bytes() as u64;
-        let made = shape.step().map_or(0, |_| operand_bytes(shape.inner_activation()));
+        let made = shape.step().map_or(0, |_| operand_bytes(&shape.down()));
+        let (early, late) = (shape.rounds_tokens(), shape.rounds_rows());
+        let row = shape.activation.row_bytes(shape.hidden as usize) as u64;
+        let divisors = if shape.precision == Precision::Fp8 { 4 * entries } else { 0 };
         let mut places = Between {
             ids: take(4 * entries),
             placed: take(4 * entries),
@@ -284,7 +296,10 @@ impl Between {
             owners: take(if shape.owned() { 4 * entries } else { 0 }),
             layout: take(8 * u64::from(shape.experts + 1)),
             factors: take(if shape.on_input { 4 * entries } else { 0 }),
-            rows: take(entries * hidden * operand_bytes(shape.outer_activation())),
+            rounded: [hidden, 4].map(|each| take(if early { u64::from(tokens) * each } else { 0 })),
+            gathered: take(if late { entries * row } else { 0 }),
+            divisors: [0, 1].map(|_| take(divisors)),
+            rows: take(entries * hidden * operand_bytes(&shape.gate_up())),
             gated: take(entries * inner * between),
             made: take(entries * inner * made),
             partial: take(entries * hidden * shape.partial.bytes() as u64),
@@ -310,10 +325,20 @@ pub(crate) fn around(shape: &LayerShape, tokens: u32) -> Vec<(&'static str, f64)
     let [hidden, inner] = [shape.hidden, shape.inner].map(f64::from);
     let entries = tokens * top;
     let token = shape.activation.row_bytes(1) as f64;
-    let rows = hidden * operand_bytes(shape.outer_activation()) as f64;
-    let mut all = vec![("tokens to their experts", tokens * hidden * token + entries * rows)];
+    let rows = hidden * operand_bytes(&shape.gate_up()) as f64;
+    let mut all = match (shape.rounds_tokens(), shape.rounds_rows()) {
+        (true, _) => vec![
+            ("tokens rounded", tokens * (hidden * token + rows)),
+            ("tokens to their experts", (tokens + entries) * rows),
+        ],
+        (_, true) => vec![
+            ("tokens to their experts", (tokens + entries) * hidden * token),
+            ("tokens rounded", entries * (hidden * token + rows)),
+        ],
+        _ => vec![("tokens to their experts", tokens * hidden * token + entries * rows)],
+    };
     if shape.step().is_some() {
-        let made = operand_bytes(shape.inner_activation()) as f64;
+        let made = operand_bytes(&shape.down()) as f64;
         all.push(("between the products", entries * inner * (shape.between().bytes() as f64 + made)));
     }
     let [partial, output] = [shape.partial, shape.output].map(|each| each.bytes() as f64);
@@ -366,7 +391,9 @@ pub fn launches(
     let maker = Maker { shape, kernels, weights, call, between, entries, site };
     let mut all: Vec<Launch> = maker.route().into_iter().chain(maker.share()).chain(maker.place()).collect();
     let host = call.placement.map(|_| HostPart { after: all.len(), send: maker.send() });
+    all.extend(maker.round_tokens());
     all.push(maker.sort());
+    all.extend(maker.round_rows());
     all.extend(maker.shrink(Half::GateUp));
     all.extend(maker.gate_up());
     all.extend(maker.expand(Half::GateUp));
@@ -517,6 +544,35 @@ impl Maker<'_> {
         [Argument::Pointer(logits)].into_iter().chain(correction).chain([Argument::F32(scale)]).collect()
     }
 
+    /// Tokens as e4m3 numbers, where those are the same for all of their experts.
+    fn round_tokens(&self) -> Vec<Launch> {
+        if !self.shape.rounds_tokens() {
+            return Vec::new();
+        }
+        let ([target, factors], source) = (self.between.rounded, self.call.x);
+        let sides = [self.call.tokens, self.shape.hidden].map(|side| side as usize);
+        let kind = (Float::of(self.shape.activation), false);
+        round::launches(
+            self.kernels.family.target(),
+            kind,
+            &[round::Rows { source, columns: 0, target, factors, sides }],
+        )
+    }
+
+    /// Sorted tokens as e4m3 numbers, where their experts multiply them with factors first.
+    fn round_rows(&self) -> Option<Launch> {
+        let (source, columns) = (self.between.gathered, self.weights.scales[0]);
+        let (target, factors) = (self.between.rows, self.between.divisors[0]);
+        let sides = [self.entries, self.shape.hidden].map(|side| side as usize);
+        let rows = round::Rows { source, columns, target, factors, sides };
+        self.shape.rounds_rows().then(|| self.round_by_expert(Float::of(self.shape.activation), rows))
+    }
+
+    fn round_by_expert(&self, float: Float, rows: round::Rows) -> Launch {
+        let owners = round::Owners { experts: self.shape.experts, of_rows: self.between.owners };
+        round::launch_by_owner(self.kernels.family.target(), float, rows, owners)
+    }
+
     fn sort(&self) -> Launch {
         let (shape, between) = (self.shape, &self.between);
         let (ids, mut arguments) = match self.call.choice {
@@ -529,24 +585,36 @@ impl Maker<'_> {
             Choice::Everyone => (Ids::Everyone, Vec::new()),
         };
         let rows = match (shape.scaled[0], Float::of(shape.activation)) {
+            _ if shape.precision == Precision::Fp8 => Rows::Copied,
             (true, float) => Rows::Scaled(float),
             (false, Float::F32) => Rows::Floats,
-            (false, Float::F16 | Float::BF16) => Rows::Halves,
+            (false, Float::F16 | Float::BF16) => Rows::Copied,
         };
         let (experts, top, order) = (shape.experts, shape.top, shape.adapted.is_some());
-        let spec = SortSpec { experts, top, ids, rows, factors: shape.on_input, owners: shape.owned(), order };
+        let (factors, owners, divided) = (shape.on_input, shape.owned(), shape.rounds_tokens());
+        let spec = SortSpec { experts, top, ids, rows, factors, owners, order, divided };
+        // What is copied, to where, and units of it: sixteen bytes, or eight numbers.
+        let (from, to, units) = match (shape.rounds_tokens(), shape.rounds_rows()) {
+            (true, _) => (between.rounded[0], between.rows, shape.hidden / 16),
+            (_, true) => (self.call.x, between.gathered, shape.activation.row_bytes(shape.hidden as usize) as u32 / 16),
+            _ => (self.call.x, between.rows, shape.hidden / 8),
+        };
         if self.sort_routes() || shape.on_input {
             arguments.push(Argument::Pointer(self.entry_weights()));
         }
         arguments.extend(shape.on_input.then_some(Argument::Pointer(between.factors)));
-        arguments.extend(shape.scaled[0].then_some(Argument::Pointer(self.weights.scales[0])));
-        arguments.extend([self.call.x, between.rows].map(Argument::Pointer));
-        arguments.extend((rows != Rows::Halves).then_some(Argument::U64(self.plane(shape.hidden))));
+        let multiplied = matches!(rows, Rows::Scaled(_));
+        arguments.extend(multiplied.then_some(Argument::Pointer(self.weights.scales[0])));
+        arguments.extend([from, to].map(Argument::Pointer));
+        arguments.extend((rows != Rows::Copied).then_some(Argument::U64(self.plane(shape.hidden))));
         arguments.extend([between.layout, between.inverse].map(Argument::Pointer));
         arguments.extend(spec.owners.then_some(Argument::Pointer(between.owners)));
         arguments.extend(spec.order.then_some(Argument::Pointer(between.order)));
+        if divided {
+            arguments.extend([between.rounded[1], between.divisors[0]].map(Argument::Pointer));
+        }
         let run = spec.run(self.call.tokens, self.site.multiprocessors);
-        arguments.extend([self.call.tokens, run, shape.hidden / 8, self.kernels.tokens()].map(Argument::U32));
+        arguments.extend([self.call.tokens, run, units, self.kernels.tokens()].map(Argument::U32));
         let grid = [self.call.tokens.div_ceil(run), 1, 1];
         self.around(spec, grid, arguments)
     }
@@ -589,6 +657,7 @@ impl Maker<'_> {
             factors,
             biases: [self.weights.biases[0], self.weights.biases[1]],
             row_factors: self.between.factors,
+            rounded: [self.between.divisors[0], self.weights.lifts],
             out,
         };
         let (shape, kernel) = (self.shape.gate_up(), &*self.kernels.gate_up);
@@ -654,6 +723,7 @@ impl Maker<'_> {
         let form = match self.shape.step() {
             None => return Vec::new(),
             Some(Step::Own(form)) => return vec![self.own(form)],
+            Some(Step::Round) => return self.round_between(),
             Some(Step::Split) => TokenForm::Single,
         };
         let segment = Segment {
@@ -666,6 +736,19 @@ impl Maker<'_> {
             elements: self.entries as usize * self.shape.inner as usize,
         };
         expansion::launches(self.kernels.family.target(), form, &[segment])
+    }
+
+    /// What lies between the products as e4m3 numbers.
+    fn round_between(&self) -> Vec<Launch> {
+        let (shape, between) = (self.shape, &self.between);
+        let (source, target, factors) = (between.gated, between.made, between.divisors[1]);
+        let sides = [self.entries, shape.inner].map(|side| side as usize);
+        let (float, columns) = (Float::from(shape.between()), self.weights.scales[1]);
+        let rows = round::Rows { source, columns, target, factors, sides };
+        match shape.scaled[1] {
+            true => vec![self.round_by_expert(float, rows)],
+            false => round::launches(self.kernels.family.target(), (float, false), &[rows]),
+        }
     }
 
     /// What is a matter of each row's expert.
@@ -693,6 +776,7 @@ impl Maker<'_> {
             factors: self.weights.factors + u64::from(FACTOR_BYTES / 3 * 2),
             biases: [self.weights.biases[2]; 2],
             row_factors: 0,
+            rounded: [self.between.divisors[1], self.weights.lifts + u64::from(LIFT_BYTES / 3 * 2)],
             out: self.between.partial,
         };
         let (shape, kernel) = (self.shape.down(), &*self.kernels.down);

@@ -1,14 +1,14 @@
 //! An expert's weights as the kernels take them, before they are on any device.
 
 use format::GlobalScale;
-use op::{Error, Intermediate, MlpWeights, Result, Team};
+use op::{Error, Intermediate, MlpWeights, Precision, Result, Team, precision};
 
 use super::between;
 use super::layer::LayerWeights;
 use super::shape::LayerShape;
 use crate::family::Family;
 use crate::pack::WEIGHT_FACTOR;
-use crate::phases::gates;
+use crate::phases::{gates, table};
 
 /// An expert's packed matrices one after another, their factors, and their biases.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct PackedExpert {
     scales: [Vec<f32>; 2],
     table: Vec<f32>,
     gate: Vec<f32>,
+    /// The bits of the words of its matrices' lifts, in a layer that rounds weights to e4m3.
+    lifts: Vec<f32>,
 }
 
 impl PackedExpert {
@@ -46,13 +48,20 @@ impl PackedExpert {
         // Codes times scales lack the intermediate's global scale.
         let quantised = (shape.intermediate == Intermediate::NvFp4).then(|| expert.intermediate_scale());
         let (mut packed, mut factors, mut biases) = (Vec::new(), [[0.0; 2]; 3], <[Vec<f32>; 3]>::default());
+        let rounded = shape.precision == Precision::Fp8;
+        let mut lifts = vec![0.0; if rounded { 3 } else { 0 }];
         let up = expert.up().matrices().enumerate().map(|(index, matrix)| (index, matrix, expert.up().bias(index)));
         let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
         for (place, matrix, bias) in up.chain(down) {
             let product = if place == 2 { shape.down() } else { shape.gate_up() };
             packed.extend(family.pack(matrix, product.codes, team));
             let of_tokens = quantised.filter(|_| place == 2).map_or(1.0, GlobalScale::value);
-            factors[place] = gates::factors(matrix.global().value() * of_tokens * WEIGHT_FACTOR);
+            let lift = if rounded { precision::weight_lift(matrix) } else { 0 };
+            if let Some(word) = lifts.get_mut(place) {
+                *word = f32::from_bits(table::lift_word(lift));
+            }
+            let lifted = 2f64.powi(-lift.cast_signed());
+            factors[place] = gates::factors(matrix.global().value() * of_tokens * lifted * WEIGHT_FACTOR);
             if shape.biased {
                 biases[place] = bias.map_or_else(|| vec![0.0; matrix.rows()], <[f32]>::to_vec);
             } else if bias.is_some() {
@@ -60,7 +69,7 @@ impl PackedExpert {
             }
         }
         let table = quantised.map(between::table).unwrap_or_default();
-        Ok(PackedExpert { matrices: packed, factors, biases, scales, table, gate: Vec::new() })
+        Ok(PackedExpert { matrices: packed, factors, biases, scales, table, gate: Vec::new(), lifts })
     }
 
     /// The same expert with a gate of its own: the vector whose product with a token, as a sigmoid, multiplies the
@@ -94,10 +103,15 @@ impl PackedExpert {
         &self.gate
     }
 
+    /// The bits of the [words](crate::phases::table::lift_word) of its matrices' lifts; nothing in an exact layer.
+    pub fn lifts(&self) -> &[f32] {
+        &self.lifts
+    }
+
     /// All of its numbers beside the matrices, array by array, as [`Numbers::placed`] has them.
-    pub(crate) fn numbers(&self) -> [&[f32]; 8] {
+    pub(crate) fn numbers(&self) -> [&[f32]; 9] {
         let ([gate, up, down], [outer, inner]) = (&self.biases, &self.scales);
-        [self.factors.as_flattened(), gate, up, down, outer, inner, &self.table, &self.gate]
+        [self.factors.as_flattened(), gate, up, down, outer, inner, &self.table, &self.gate, &self.lifts]
     }
 
     /// The table by which an NVFP4 intermediate is quantised; nothing in a layer that has none.
@@ -114,6 +128,7 @@ pub struct Numbers {
     scales: [Vec<f32>; 2],
     tables: Vec<f32>,
     gate: Vec<f32>,
+    lifts: Vec<f32>,
 }
 
 impl Numbers {
@@ -128,6 +143,7 @@ impl Numbers {
         }
         self.tables.extend(expert.table());
         self.gate.extend(expert.gate());
+        self.lifts.extend(expert.lifts());
     }
 
     /// Where everything is, once `place` has put the numbers somewhere; matrices are there already.
@@ -135,8 +151,8 @@ impl Numbers {
         let factors = place(&self.factors)?;
         let biases = [place(&self.biases[0])?, place(&self.biases[1])?, place(&self.biases[2])?];
         let scales = [place(&self.scales[0])?, place(&self.scales[1])?];
-        let (tables, gate) = (place(&self.tables)?, place(&self.gate)?);
-        Ok(LayerWeights { matrices, factors, biases, scales, tables, gate, ..LayerWeights::default() })
+        let (tables, gate, lifts) = (place(&self.tables)?, place(&self.gate)?, place(&self.lifts)?);
+        Ok(LayerWeights { matrices, factors, biases, scales, tables, gate, lifts, ..LayerWeights::default() })
     }
 
     /// Refuses a gate of the expert's own that is not as long as the layer's says.
@@ -170,6 +186,7 @@ mod tests {
         gated: false,
         activation: Activation::BF16,
         intermediate: Intermediate::Tokens,
+        precision: Precision::Exact,
         scaled: [true, false],
         invariant: false,
         codes: Codes::Bfloats,

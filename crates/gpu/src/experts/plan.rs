@@ -1,13 +1,14 @@
 //! Which configurations compute a whole layer on a device, and what each should cost: both products by the family's
 //! model, and what is around them by its bytes. Rows are those of the problem, as chance spreads them over experts.
 
-use op::{Activation, Choose, Config, Cost, Error, Intermediate, Own, Problem, Result};
+use op::{Activation, Choose, Config, Cost, Error, Intermediate, Own, Precision, Problem, Result};
 
 use super::layer::{self, LayerKernels, as_down};
 use super::shape::LayerShape;
 use crate::facts::Facts;
 use crate::families::choice::illegal;
 use crate::family::{Family, Phase};
+use crate::phases::tokens::Tokens;
 use crate::products::ProductShape;
 use crate::ways::{Feature, Way};
 
@@ -37,7 +38,7 @@ pub(crate) fn candidates(
     facts: &Facts,
 ) -> Vec<Config> {
     let longest = problem.groups().iter().map(|shape| shape.m).max().unwrap_or(0);
-    let tiles = family.expert_tiles();
+    let tiles = family.expert_tiles(shape.precision);
     // A tile much larger than the longest expert's rows would only be cut, and one of an eighth of them costs the most.
     let sizes = tiles.iter().position(|&tile| tile as usize >= longest).map_or(tiles.len(), |last| last + 1);
     let first = tiles[..sizes - 1].iter().position(|&tile| 8 * tile as usize >= longest).unwrap_or(sizes - 1);
@@ -80,7 +81,7 @@ fn way_of(family: &dyn Family, shape: &LayerShape, [first, second]: [&Config; 2]
     let way = way.with(Feature::Layer);
     match shape.intermediate {
         Intermediate::NvFp4 => way.with(Feature::QuantisedBetween),
-        _ => way.with_if(Feature::FloatBetween, shape.down().activation == Activation::F32),
+        _ => way.with_if(Feature::FloatBetween, shape.down().tokens() == Tokens::of(Activation::F32)),
     }
 }
 
@@ -136,7 +137,8 @@ pub(crate) fn phases(
         bound_by: "device memory",
     });
     let mut phases: Vec<Phase> = around.collect();
-    phases.insert(1, product("gate and up", &shape.gate_up(), &first)?);
+    let before = if shape.precision == Precision::Fp8 { 2 } else { 1 };
+    phases.insert(before, product("gate and up", &shape.gate_up(), &first)?);
     let last = phases.len() - 1;
     phases.insert(last, product("down", &shape.down(), &second)?);
     Ok(phases)
@@ -144,7 +146,7 @@ pub(crate) fn phases(
 
 /// The kernels that should be the fastest for calls of a layer with so many tokens.
 pub fn kernels(family: &'static dyn Family, shape: &LayerShape, tokens: u32, facts: &Facts) -> Result<LayerKernels> {
-    fastest(family, shape, tokens, family.expert_tiles(), facts)
+    fastest(family, shape, tokens, family.expert_tiles(shape.precision), facts)
 }
 
 /// Those with tiles of so many tokens, where every expert has as many rows.

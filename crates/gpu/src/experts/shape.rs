@@ -1,13 +1,15 @@
 //! What a layer of experts is: its sizes, what it computes, and the two products that it is made of.
 
-use op::{Activation, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Problem, Result, Shape, Whole};
+use op::{
+    Activation, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Precision, Problem, Result, Shape, Whole,
+};
 
 use super::adapt::AdaptedShape;
 use super::between::Form;
 use super::route;
 use crate::family::Family;
 use crate::pack::Codes;
-use crate::phases::experts::FACTOR_BYTES;
+use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
 use crate::products::{MOST_EXPERTS, ProductShape};
 
 /// A layer: its sizes, and what it computes.
@@ -34,6 +36,8 @@ pub struct LayerShape {
     pub activation: Activation,
     /// What lies between the products is rounded to.
     pub intermediate: Intermediate,
+    /// What the operands of both products are rounded to.
+    pub precision: Precision,
     /// Whether what the first product is given, and what the second one is, is multiplied with a factor per column of
     /// each expert's.
     pub scaled: [bool; 2],
@@ -66,6 +70,7 @@ impl LayerShape {
             gated: false,
             activation: Activation::F32,
             intermediate,
+            precision: Precision::Exact,
             scaled: [any(|mlp| mlp.up().input_scale().is_some()), any(|mlp| mlp.down().input_scale().is_some())],
             invariant: false,
             codes: Codes::Bfloats,
@@ -75,11 +80,21 @@ impl LayerShape {
         }
     }
 
+    /// The same layer with the operands of its products rounded as a precision says, and weights in order for that.
+    pub fn in_precision(self, precision: Precision) -> Self {
+        match precision {
+            Precision::Exact => LayerShape { precision, ..self },
+            Precision::Fp8 => LayerShape { precision, codes: Codes::Halves, ..self },
+        }
+    }
+
     /// Whether there are kernels for a layer: results are as wide as tokens, and nothing else is asked that they lack.
     pub fn suits(spec: &LayerSpec<'_>) -> bool {
         let weights = spec.weights;
         let of_all = weights.shared().map(|shared| std::slice::from_ref(shared.mlp()));
-        let fits = |mlps: &[MlpWeights<'_>]| LayerShape::of(mlps, weights.gate(), spec.intermediate).check().is_ok();
+        let fits = |mlps: &[MlpWeights<'_>]| {
+            LayerShape::of(mlps, weights.gate(), spec.intermediate).in_precision(spec.precision).check().is_ok()
+        };
         let [k, _, width] = weights.experts()[0].widths();
         k == width && fits(weights.experts()) && of_all.is_none_or(fits)
     }
@@ -90,7 +105,7 @@ impl LayerShape {
         let whole = problem.whole()?;
         let narrow = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
         let Shape { n, k, .. } = problem.groups()[0];
-        (whole.width == k).then(|| LayerShape {
+        let exact = (whole.width == k).then(|| LayerShape {
             experts: narrow(problem.groups().len()),
             top: narrow(whole.top),
             hidden: narrow(k),
@@ -101,13 +116,15 @@ impl LayerShape {
             gated: false,
             activation: problem.activation(),
             intermediate: whole.intermediate,
+            precision: Precision::Exact,
             scaled: whole.scaled,
             invariant: whole.batch_invariant,
             codes: Codes::Bfloats,
             partial: Output::F32,
             output: problem.output(),
             adapted: None,
-        })
+        });
+        exact.map(|shape| shape.in_precision(problem.precision()))
     }
 
     /// The problem that a call with so many tokens is.
@@ -121,7 +138,8 @@ impl LayerShape {
             batch_invariant: self.invariant,
         };
         let sides = [self.hidden, self.inner].map(|side| side as usize);
-        Problem::layer(self.experts as usize, sides, self.gate, (self.activation, self.output), whole)
+        let types = (self.activation, self.output);
+        Problem::layer(self.experts as usize, sides, self.gate, types, whole)?.with_precision(self.precision)
     }
 
     /// Refuses what there are no kernels for.
@@ -144,6 +162,7 @@ impl LayerShape {
         let unfit = |what, found: &str, expected: &str| {
             Err(Error::Mismatch { group: 0, what, found: found.to_owned(), expected: expected.to_owned() })
         };
+        self.precision.check_layer(self.intermediate, self.adapted.is_some())?;
         if self.activation == Activation::NvFp4 {
             return unfit("the tokens' type", "nvfp4", "f16, bf16 or f32");
         }
@@ -162,9 +181,20 @@ impl LayerShape {
         Ok(())
     }
 
-    /// The first product's tokens, as the tensor cores take them: what is multiplied with a scale is single precision.
+    /// The first product's tokens, before they are made what the tensor cores take: what is multiplied with a scale is
+    /// single precision.
     pub(super) fn outer_activation(&self) -> Activation {
         if self.scaled[0] { Activation::F32 } else { self.activation }
+    }
+
+    /// Whether tokens are rounded to e4m3 before they are sorted: once, as all of their experts take them.
+    pub(super) fn rounds_tokens(&self) -> bool {
+        self.precision == Precision::Fp8 && !self.scaled[0]
+    }
+
+    /// Whether they are rounded behind the sort, since experts multiply them with factors of their own first.
+    pub(super) fn rounds_rows(&self) -> bool {
+        self.precision == Precision::Fp8 && self.scaled[0]
     }
 
     /// The type of what the first product leaves.
@@ -180,6 +210,7 @@ impl LayerShape {
     pub(super) fn step(&self) -> Option<Step> {
         match (self.intermediate, self.between()) {
             (Intermediate::NvFp4, _) => Some(Step::Own(Form::Quantised)),
+            _ if self.precision == Precision::Fp8 => Some(Step::Round),
             (_, between) if self.scaled[1] => Some(Step::Own(Form::Scaled(between.into()))),
             (_, Output::F32) => Some(Step::Split),
             _ => None,
@@ -189,7 +220,7 @@ impl LayerShape {
     /// The second product's tokens.
     pub(super) fn inner_activation(&self) -> Activation {
         match self.step() {
-            None => self.activation,
+            None | Some(Step::Round) => self.activation,
             // Codes times scales, exactly.
             Some(Step::Own(Form::Quantised)) => Activation::F16,
             Some(Step::Split | Step::Own(Form::Scaled(_))) => Activation::F32,
@@ -198,7 +229,11 @@ impl LayerShape {
 
     /// Whether a kernel behind the sort must know the expert of every row.
     pub(super) fn owned(&self) -> bool {
-        self.adapted.is_some() || matches!(self.step(), Some(Step::Own(_)))
+        let by_expert = match self.precision {
+            Precision::Exact => matches!(self.step(), Some(Step::Own(_))),
+            Precision::Fp8 => self.scaled.contains(&true),
+        };
+        self.adapted.is_some() || by_expert
     }
 
     /// Bytes of each packed matrix of an expert: gate (or the only one), up if there is one, down.
@@ -218,7 +253,8 @@ impl LayerShape {
             let of = |exists: bool, numbers: usize| if exists { 4 * numbers } else { 0 };
             let biases = of(shape.biased, shape.gate.matrices() * inner + hidden);
             let scales = of(shape.scaled[0], hidden) + of(shape.scaled[1], inner);
-            shape.matrix_bytes(family).iter().sum::<usize>() + FACTOR_BYTES as usize + biases + scales
+            let lifts = if spec.precision == Precision::Fp8 { LIFT_BYTES as usize } else { 0 };
+            shape.matrix_bytes(family).iter().sum::<usize>() + FACTOR_BYTES as usize + biases + scales + lifts
         };
         let shared = spec.weights.shared().map_or(0, |shared| bytes(std::slice::from_ref(shared.mlp())));
         [bytes(spec.weights.experts()), shared]
@@ -232,6 +268,7 @@ impl LayerShape {
             k: self.hidden,
             gate: self.gate,
             activation: self.outer_activation(),
+            precision: self.precision,
             codes: self.codes,
             output: self.between(),
             biased: self.biased,
@@ -260,6 +297,9 @@ impl LayerShape {
 pub(super) enum Step {
     /// Floats are split into the parts that the tensor cores take.
     Split,
+    /// Numbers are rounded to e4m3, a row with a factor, after they are multiplied with their expert's factors if there
+    /// are some.
+    Round,
     /// What is a matter of each row's expert.
     Own(Form),
 }

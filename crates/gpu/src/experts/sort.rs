@@ -56,8 +56,8 @@ pub enum Ids {
 /// What rows are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rows {
-    /// Numbers of 16 bits, which are copied.
-    Halves,
+    /// What is copied, 16 bytes to a unit.
+    Copied,
     /// Floats, which become three planes of bf16.
     Floats,
     /// Numbers of a type that are multiplied with their expert's factors, a float per column, and become three planes
@@ -82,6 +82,8 @@ pub struct SortSpec {
     pub owners: bool,
     /// Whether the entry of every row is left.
     pub order: bool,
+    /// Whether tokens were divided by a number each, which goes with the rows.
+    pub divided: bool,
 }
 
 impl SortSpec {
@@ -128,6 +130,8 @@ struct Sort {
     inverse: Reg<U64>,
     owners: Option<Reg<U64>>,
     order: Option<Reg<U64>>,
+    /// What tokens were divided by, and rows.
+    divisors: Option<[Reg<U64>; 2]>,
     tokens: Reg<U32>,
     run: Reg<U32>,
     /// Units of a row.
@@ -181,10 +185,11 @@ impl Sort {
         let scaled = matches!(spec.rows, Rows::Scaled(_));
         let scales = scaled.then(|| (k.pointer("scales"), k.shared("experts_of_entries", 4 * THREADS, 4)));
         let (tokens_at, rows) = (k.pointer("tokens"), k.pointer("rows"));
-        let plane = (spec.rows != Rows::Halves).then(|| k.param("plane"));
+        let plane = (spec.rows != Rows::Copied).then(|| k.param("plane"));
         let (layout, inverse) = (k.pointer("layout"), k.pointer("inverse"));
         let owners = spec.owners.then(|| k.pointer("owners"));
         let order = spec.order.then(|| k.pointer("order"));
+        let divisors = spec.divided.then(|| ["divisors", "row_divisors"].map(|name| k.pointer(name)));
         let [tokens, run, units, tile] = ["count", "run", "units", "tile"].map(|name| k.param(name));
         let experts = 4 * spec.experts;
         let [before, others, starts] = ["before", "others", "starts"].map(|name| k.shared(name, experts, 4));
@@ -204,6 +209,7 @@ impl Sort {
             inverse,
             owners,
             order,
+            divisors,
             tokens,
             run,
             units,
@@ -449,6 +455,14 @@ impl Sort {
             let at = self.global(k, order, place);
             k.when(somebodys, |k| k.store(at, entry));
         }
+        if let Some([divisors, of_rows]) = self.divisors {
+            k.if_(somebodys, |k| {
+                let token = k.div(entry, self.spec.top);
+                let (from, to) = (self.global(k, divisors, token), self.global(k, of_rows, place));
+                let divisor: Reg<F32> = k.load(from);
+                k.store(to, divisor);
+            });
+        }
         if let Some(factors) = self.factors {
             k.if_(somebodys, |k| {
                 let weight = self.weight(k, entry);
@@ -559,7 +573,7 @@ impl Sort {
         let row_bytes = k.mul(self.units, bytes);
         let at = k.mul_wide_add(row, row_bytes, self.tokens_at);
         match self.spec.rows {
-            Rows::Halves => {
+            Rows::Copied => {
                 let at = k.mul_wide_add(unit, bytes, at);
                 Piece::Parts(vec![k.load_vector(Addr::<Global>::of(at))])
             }
@@ -588,7 +602,7 @@ impl Portable for SortSpec {
 /// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows,
 /// and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count,
 /// 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners and the
-/// order, if they are asked for; the number of tokens, of tokens of a block's run, of units of a row, and the most
+/// order, if they are asked for; what tokens were divided by and where that of rows goes, if they were; the number of tokens, of tokens of a block's run, of units of a row, and the most
 /// tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;

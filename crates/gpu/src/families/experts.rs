@@ -1,6 +1,6 @@
 //! The products of a layer's experts, as every family plans and launches them.
 
-use op::{Config, Epilogue, Output, Own, Schedule, Strategy, Tile};
+use op::{Config, Epilogue, Output, Own, Precision, Schedule, Strategy, Tile};
 use ptx::Feature;
 
 use crate::launch::{Argument, Launch};
@@ -79,6 +79,9 @@ fn arguments(shape: &ProductShape, operands: &ProductOperands) -> Vec<Argument> 
         arguments.extend(two.then_some(Argument::Pointer(operands.biases[1])));
     }
     arguments.extend(shape.factored.then_some(Argument::Pointer(operands.row_factors)));
+    if shape.precision == Precision::Fp8 {
+        arguments.extend(operands.rounded.map(Argument::Pointer));
+    }
     arguments.extend([Argument::Pointer(operands.out), Argument::U32(shape.n), Argument::U32(shape.k)]);
     arguments
 }

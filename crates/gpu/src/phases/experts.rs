@@ -44,6 +44,8 @@ impl Experts {
 
 /// Bytes of the factors of an expert: two for each of gate, up and down.
 pub const FACTOR_BYTES: u32 = 24;
+/// Bytes of an expert's lifts, a word for each of gate, up and down.
+pub const LIFT_BYTES: u32 = 12;
 
 /// How a kernel cuts the experts' results, and who does it.
 #[derive(Clone, Copy)]
@@ -56,7 +58,7 @@ pub(crate) struct ExpertTiles {
     pub matrices: u32,
     /// Whether sums have biases added to them.
     pub biased: bool,
-    /// Whether tokens and weights were rounded to e4m3; not of experts.
+    /// Whether tokens and weights were rounded to e4m3.
     pub rounded: bool,
 }
 
@@ -82,6 +84,8 @@ struct Places {
     factors: Reg<U64>,
     biases: Option<[Reg<U64>; 2]>,
     row_factors: Option<Reg<U64>>,
+    /// What rows were divided by, and the experts' lifts, where tokens and weights were rounded to e4m3.
+    rounded: Option<[Reg<U64>; 2]>,
     out: Reg<U64>,
 }
 
@@ -118,8 +122,9 @@ impl ExpertWork {
             [gate, if two { k.pointer("up_bias") } else { gate }]
         });
         let row_factors = experts.factored.then(|| k.pointer("row_factors"));
+        let rounded = tiles.rounded.then(|| ["row_scales", "lifts"].map(|name| k.pointer(name)));
         let out = k.pointer("out");
-        let places = Places { weights: [gate, up], stride, factors, biases, row_factors, out };
+        let places = Places { weights: [gate, up], stride, factors, biases, row_factors, rounded, out };
         ExpertWork { tiles, experts, layout, kept: None, places, n: k.param("n"), k: k.param("k") }
     }
 
@@ -253,6 +258,22 @@ impl Expert {
             let row = k.mul_wide_add(self.index, row_bytes, biases[matrix as usize]);
             let at = k.mul_wide_add(column, 4, row);
             k.load(Addr::<Global>::of(at))
+        })
+    }
+
+    /// What a row was divided by before it was rounded to e4m3, if it was.
+    pub fn row_scale(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
+        self.places.rounded.map(|[scales, _]| {
+            let at = k.mul_wide_add(row, 4, scales);
+            k.load(Addr::<Global>::of(at))
+        })
+    }
+
+    /// What a matrix's scales are multiplied with before its weights are rounded to e4m3, if they are.
+    pub fn lift(&self, k: &mut Builder, matrix: u32) -> Option<Reg<U32>> {
+        self.places.rounded.map(|[_, lifts]| {
+            let at = k.mul_wide_add(self.index, LIFT_BYTES, lifts);
+            k.load(Addr::<Global>::of(at).plus((4 * matrix).cast_signed()))
         })
     }
 

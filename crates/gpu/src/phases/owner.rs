@@ -67,16 +67,22 @@ impl Owner {
 
     /// What the sums of a row are multiplied with since its tokens were rounded to e4m3, if they were.
     pub fn row_scale(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<F32>> {
-        let Owner::Group { rounded: Some(rounded), .. } = self else { return None };
-        let all = address(k, *rounded, 0);
-        let at = k.mul_wide_add(row, 4, all);
-        Some(k.load(Addr::<Global>::of(at)))
+        match self {
+            Owner::Group { rounded, .. } => rounded.map(|rounded| {
+                let all = address(k, rounded, 0);
+                let at = k.mul_wide_add(row, 4, all);
+                k.load(Addr::<Global>::of(at))
+            }),
+            Owner::Expert(expert) => expert.row_scale(k, row),
+        }
     }
 
     /// What a matrix's scales are multiplied with before its weights are rounded to e4m3, twice a half, if they are.
     pub fn lift(&self, k: &mut Builder, matrix: u32) -> Option<Reg<U32>> {
-        let Owner::Group { rounded: Some(rounded), .. } = self else { return None };
-        Some(k.table_word(*rounded, 8 + 4 * matrix))
+        match self {
+            Owner::Group { rounded, .. } => rounded.map(|rounded| k.table_word(rounded, 8 + 4 * matrix)),
+            Owner::Expert(expert) => expert.lift(k, matrix),
+        }
     }
 
     /// Whether the sums of rows have factors.

@@ -69,13 +69,18 @@ pub fn bias_words(biases: &[[u64; 2]], capacity: u32) -> Vec<u32> {
 /// The table of rounded tokens of a launch, as long as the kernel expects it: where each group's row factors are, and
 /// the exponents of what its scales are multiplied with.
 pub fn rounded_words(rounded: &[(u64, [u32; 2])], capacity: u32) -> Vec<u32> {
-    let halves = |lift: u32| (15 + lift) << 10 | (15 + lift) << 26;
     let of_group = |&(factors, lifts): &(u64, [u32; 2])| {
-        [factors as u32, (factors >> 32) as u32, halves(lifts[0]), halves(lifts[1])]
+        [factors as u32, (factors >> 32) as u32, lift_word(lifts[0]), lift_word(lifts[1])]
     };
     let mut words: Vec<u32> = rounded.iter().flat_map(of_group).collect();
     words.resize((capacity * ROUNDED_BYTES / 4) as usize, 0);
     words
+}
+
+/// Two to the power of a matrix's lift, which its scales are multiplied with before weights are rounded to e4m3: twice a
+/// half.
+pub fn lift_word(lift: u32) -> u32 {
+    (15 + lift) << 10 | (15 + lift) << 26
 }
 
 /// Places of a record's words.

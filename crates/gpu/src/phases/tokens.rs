@@ -29,8 +29,13 @@ impl Tokens {
 
     /// The same for tokens of a problem, which may ask for them to be rounded.
     pub fn of_problem(problem: &Problem) -> Self {
-        match problem.precision() {
-            Precision::Exact => Tokens::of(problem.activation()),
+        Tokens::in_precision(problem.activation(), problem.precision())
+    }
+
+    /// The same for tokens that are rounded as a precision says.
+    pub fn in_precision(activation: Activation, precision: Precision) -> Self {
+        match precision {
+            Precision::Exact => Tokens::of(activation),
             Precision::Fp8 => Tokens::E4m3,
         }
     }

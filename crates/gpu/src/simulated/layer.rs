@@ -15,7 +15,6 @@ use crate::experts::adapt::PackedAdapters;
 use crate::experts::layer::{self, Choice, Exchange, LayerCall, LayerKernels, LayerSite, LayerWeights, Placement};
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::experts::shape::LayerShape;
-use crate::families::choice::Tokens;
 use crate::host::check_operands;
 use crate::launches::dense_bytes;
 use crate::pack::CHUNK_DEPTH;
@@ -58,7 +57,7 @@ impl Packed {
         gate: Option<&[f32]>,
     ) -> Result<Self> {
         let (experts, gated) = (slots.len() as u32, gate.is_some());
-        let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate);
+        let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate).in_precision(spec.precision);
         let shape = LayerShape { experts, invariant: spec.batch_invariant, gated, ..shape };
         let (mut matrices, mut numbers) = (Vec::new(), Numbers::default());
         for &expert in slots {
@@ -121,7 +120,7 @@ fn steps(shape: &LayerShape, kernels: &LayerKernels, rows: &[usize]) -> usize {
     let of = |product: ProductShape, kernel: &dyn ExpertKernel| {
         let [tokens, columns] = kernel.tile().map(|side| side as usize);
         let token_tiles: usize = rows.iter().map(|rows| rows.div_ceil(tokens)).sum();
-        let parts = Tokens::of(product.activation).parts() as usize * product.gate.matrices();
+        let parts = product.tokens().parts() as usize * product.gate.matrices();
         token_tiles * (product.n as usize).div_ceil(columns) * (product.k as usize).div_ceil(CHUNK_DEPTH) * parts
     };
     of(shape.gate_up(), &*kernels.gate_up) + of(shape.down(), &*kernels.down)

@@ -262,6 +262,7 @@ unsafe impl Backend for Simulated {
         choose: Arc<dyn Choose>,
         team: &Team,
     ) -> Result<Option<Arc<dyn LoadedLayer>>> {
+        plan::check_layer(self.family, layer)?;
         if !LayerShape::suits(layer) {
             return Ok(None);
         }

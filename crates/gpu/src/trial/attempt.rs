@@ -169,9 +169,11 @@ impl Attempts {
         let (experts, intermediate) = (ExpertWeights::new(experts_weights, problem.gate())?, whole.intermediate);
         let routed =
             Routed::given(Ids::I32(bytemuck::cast_slice(&ids)), &shares, whole.tokens, problem.groups().len())?;
-        let reference = LayerReference { weights: &experts, intermediate, tokens: &tokens, routed: &routed };
+        let (weights, precision, tokens, routed) = (&experts, problem.precision(), &tokens, &routed);
+        let reference = LayerReference { weights, intermediate, precision, tokens, routed };
         // Codes times scales, exact in f16.
         let arithmetic = |activation| match activation {
+            _ if precision == Precision::Fp8 => Arithmetic::Fp8TensorCores,
             Activation::NvFp4 => family.arithmetic(Activation::F16),
             other => family.arithmetic(other),
         };

@@ -99,7 +99,12 @@ fn problems() -> Result<Vec<Problem>> {
         for tokens in LAYER_TOKENS {
             let (width, scaled) = (LAYER_SIDES[0], [scaled, false]);
             let whole = Whole { tokens, top: TOP, width, intermediate, scaled, batch_invariant: false };
-            problems.push(Problem::layer(EXPERTS, LAYER_SIDES, Gate::Silu, (activation, Output::F32), whole)?);
+            let layer = Problem::layer(EXPERTS, LAYER_SIDES, Gate::Silu, (activation, Output::F32), whole)?;
+            // What is rounded to e4m3 has one way, whatever it was.
+            if (activation, intermediate) == (Activation::BF16, Intermediate::Tokens) && !scaled[0] {
+                problems.push(layer.clone().with_precision(Precision::Fp8)?);
+            }
+            problems.push(layer);
         }
     }
     Ok(problems)

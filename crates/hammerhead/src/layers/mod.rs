@@ -45,8 +45,8 @@ use gpu::loaded::DeviceAdapters;
 use gpu::{DeviceOutput, DeviceTokens, LaunchQueue};
 use half::{bf16, f16};
 use op::{
-    Activation, Adapted, Adapters, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Problem, Result,
-    Routed, Router, Target, Team, Whole,
+    Activation, Adapted, Adapters, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Precision,
+    Problem, Result, Routed, Router, Target, Team, Whole,
 };
 
 use crate::{Engine, Layer, Plan};
@@ -60,6 +60,9 @@ use whole::WholeLayer;
 pub struct LayerOptions {
     /// What stands between the two products.
     pub intermediate: Intermediate,
+    /// What the operands of both products are rounded to. [`Precision::Fp8`] changes results, as [`op::precision`]
+    /// defines, and is computed by Hopper GPUs alone: others refuse.
+    pub precision: Precision,
     /// Whether a token's result may depend on nothing but that token and the weights.
     pub batch_invariant: bool,
     /// What the rows that are computed at a time may take: a token's inputs, intermediates and outputs, once per
@@ -74,7 +77,8 @@ pub struct LayerOptions {
 impl Default for LayerOptions {
     fn default() -> Self {
         let (intermediate, workspace_bytes) = (Intermediate::Tokens, 512 << 20);
-        Self { intermediate, batch_invariant: false, workspace_bytes, gpu_bytes: None }
+        let precision = Precision::Exact;
+        Self { intermediate, precision, batch_invariant: false, workspace_bytes, gpu_bytes: None }
     }
 }
 
@@ -113,9 +117,9 @@ impl Sizes {
     /// The problem that a call is: so many tokens, which have so many experts each, of a type, and results of another.
     fn problem(&self, tokens: usize, top: usize, types: (Activation, Output)) -> Result<Problem> {
         let ([k, inner, width], scaled) = (self.widths, self.scaled);
-        let LayerOptions { intermediate, batch_invariant, .. } = self.options;
+        let LayerOptions { intermediate, precision, batch_invariant, .. } = self.options;
         let whole = Whole { tokens, top, width, intermediate, scaled, batch_invariant };
-        Problem::layer(self.experts, [k, inner], self.gate, types, whole)
+        Problem::layer(self.experts, [k, inner], self.gate, types, whole)?.with_precision(precision)
     }
 }
 
@@ -234,6 +238,19 @@ impl From<Mlp> for Experts {
     }
 }
 
+/// Refuses FP8 where products are computed one by one, by backends of an engine that do not compute this layer whole.
+fn refuse_rounding(engine: &Engine, options: LayerOptions) -> Result<()> {
+    if options.precision == Precision::Exact {
+        return Ok(());
+    }
+    let names: Vec<&str> = engine.backends().iter().map(|backend| backend.name()).collect();
+    let reason = format!(
+        "{} compute this layer exactly only; use backend cuda on a Hopper GPU, or ask for exact",
+        names.join(", ")
+    );
+    Err(Error::Fp8Tokens { reason })
+}
+
 /// A layer of experts, packed: `y[t] = Σ_j w[t,j]·MLP_{e[t,j]}(x[t]) + shared(x[t])`.
 #[derive(Debug)]
 pub struct Experts {
@@ -306,7 +323,10 @@ impl Experts {
         let sizes = Sizes::of(weights, options);
         let products = match WholeLayer::new(engine, weights, &sizes)? {
             Some(whole) => Products::Whole(whole),
-            None => Self::products(engine, weights, options)?,
+            None => {
+                refuse_rounding(engine, options)?;
+                Self::products(engine, weights, options)?
+            }
         };
         Ok(Self { products, sizes, kept: Mutex::default() })
     }
@@ -331,6 +351,7 @@ impl Experts {
     /// Maps a layer that [`Experts::save`] wrote, and gives the router's rule that was written with it. The file is
     /// read once, to see that it is whole, and must not be changed while the layer lives.
     pub fn open(engine: &Engine, path: impl AsRef<Path>, options: LayerOptions) -> Result<(Self, Option<Router>)> {
+        refuse_rounding(engine, options)?;
         Ok(Self::of(saved::open(engine, path.as_ref(), options)?, options))
     }
 
@@ -342,6 +363,7 @@ impl Experts {
     /// The layer that [`Experts::to_bytes`] made bytes of, and the router's rule among them. They are copied, and
     /// checked as a whole.
     pub fn from_bytes(engine: &Engine, bytes: &[u8], options: LayerOptions) -> Result<(Self, Option<Router>)> {
+        refuse_rounding(engine, options)?;
         Ok(Self::of(saved::from_bytes(engine, bytes, options)?, options))
     }
 

@@ -35,12 +35,14 @@ impl WholeLayer {
     /// be faster than the processor, product by product. Where its memory is full, the others compute.
     pub(super) fn new(engine: &Engine, weights: &ExpertWeights<'_>, sizes: &Sizes) -> Result<Option<Self>> {
         let backends = engine.backends();
-        let LayerOptions { intermediate, batch_invariant, gpu_bytes, .. } = sizes.options;
-        let spec = LayerSpec { weights, intermediate, batch_invariant, split: None };
+        let LayerOptions { intermediate, precision, batch_invariant, gpu_bytes, .. } = sizes.options;
+        let spec = LayerSpec { weights, intermediate, precision, batch_invariant, split: None };
+        spec.check()?;
         let load = |backend: &'static dyn Backend| {
             let planner = Arc::new(engine.layer_planner(backend));
             let room = gpu_bytes.zip(backend.layer_bytes(&spec));
             let resident = room.map(|(bytes, taken)| resident(bytes, taken, sizes.experts)).transpose()?.flatten();
+            precision.check_places(resident.is_some())?;
             let of_host = |resident: Vec<u32>| {
                 let host = ProcessorExperts::new(engine, weights.experts(), weights.gate(), sizes.options)?;
                 let host = Arc::new(host);

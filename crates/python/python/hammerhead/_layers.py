@@ -259,6 +259,8 @@ class Mlp(FeedForward):
           :meth:`DualWeights.from_arrays`.
         - ``intermediate``: what stands between the two products: the type of the tokens, ``"f32"``, or ``"nvfp4"`` with
           ``intermediate_scale``.
+        - ``precision``: what the operands of both products are rounded to: ``"exact"``, or ``"fp8"``, which changes
+          results, as docs/fp8.md defines, and is computed by Hopper GPUs alone.
         - ``batch_invariant``: whether a token's result may depend on nothing but that token and the weights, to the
           bit.
         - ``workspace_bytes``: what the rows that are computed at a time may take, 512 MiB if not given.

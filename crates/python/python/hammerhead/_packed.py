@@ -78,6 +78,10 @@ class LayerOptions(EngineOptions, total=False):
     intermediate: Literal["tokens", "f32", "nvfp4"]
     """What stands between the two products: the type of the tokens (if not given), ``"f32"``, or ``"nvfp4"`` with ``intermediate_scale``."""
 
+    precision: Literal["exact", "fp8"]
+    """What the operands of both products are rounded to: nothing (if not given), or ``"fp8"``, which changes results, as docs/fp8.md
+    defines, and is computed by Hopper GPUs alone."""
+
     batch_invariant: bool
     """Whether a token's result may depend on nothing but that token and the weights, to the bit."""
 
@@ -104,11 +108,12 @@ def engine_of(
 
 def asked(
     options: LayerOptions, first: Any = None
-) -> tuple[str, bool, int | None, int | None, str | None, int | None, str | None]:
+) -> tuple[str, str, bool, int | None, int | None, str | None, int | None, str | None]:
     """What is asked of a whole layer, as the native half takes it."""
     engine = engine_of(options, first, LayerOptions)
-    between, invariant = options.get("intermediate", "tokens"), options.get("batch_invariant", False)
-    return between, invariant, options.get("workspace_bytes"), options.get("gpu_bytes"), *engine
+    between, precision = options.get("intermediate", "tokens"), options.get("precision", "exact")
+    invariant = options.get("batch_invariant", False)
+    return between, precision, invariant, options.get("workspace_bytes"), options.get("gpu_bytes"), *engine
 
 
 def opened(model: str | PathLike[str] | Checkpoint) -> Checkpoint:

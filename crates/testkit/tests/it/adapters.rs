@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::{
     Activation, Adapted, Adapter, Adapters, Backend, Engine, Experts, Intermediate, LayerOptions, LowRank, Mlp,
-    Options, Output, Routed, Target, backends, cpu,
+    Options, Output, Precision, Routed, Target, backends, cpu,
 };
 use hammerhead_testkit::moe::{self, Model};
 use op::Projection;
@@ -134,8 +134,13 @@ fn adapters_of_every_kind_are_right_on_every_backend() {
             let what = format!("{name} on {}, {}", backend.name(), kind.why);
             let result =
                 layer.run(&engine, &instance.tokens, &routed, output).unwrap_or_else(|e| panic!("{what}: {e}"));
-            let reference =
-                LayerReference { weights: &weights, intermediate, tokens: &instance.tokens, routed: &routed };
+            let reference = LayerReference {
+                weights: &weights,
+                intermediate,
+                precision: Precision::Exact,
+                tokens: &instance.tokens,
+                routed: &routed,
+            };
             let report = moe::check(&reference, 0..tokens, &result, &|a| backend.layer_arithmetic(a)).unwrap();
             let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
             assert!(report.passed(), "{what}, {options:?}: {} wrong; {first}", report.failures);
@@ -173,7 +178,13 @@ fn the_reference_is_the_layer_with_adapters_folded_into_its_weights() {
     let adapters = adapters(&KINDS[2], weights.experts().len(), widths, 2, 6);
     let routed = instance.routed().unwrap().adapted(adapted(&adapters, 3)).unwrap();
     let intermediate = Intermediate::F32;
-    let reference = LayerReference { weights: &weights, intermediate, tokens: &instance.tokens, routed: &routed };
+    let reference = LayerReference {
+        weights: &weights,
+        intermediate,
+        precision: Precision::Exact,
+        tokens: &instance.tokens,
+        routed: &routed,
+    };
     let product = |rows: &[Vec<f64>], x: &[f64]| -> Vec<f64> {
         rows.iter().map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
     };
@@ -259,7 +270,13 @@ fn an_mlp_takes_adapters_as_a_layer_of_one_does() {
         layer.run_adapted_into(&engine, &instance.tokens, &adapted, Target::BF16(&mut out)).unwrap();
         let out = Dense::new(5, layer.widths()[2], out, 1.0).unwrap();
         let intermediate = Intermediate::Tokens;
-        let reference = LayerReference { weights: &only, intermediate, tokens: &instance.tokens, routed: &routed };
+        let reference = LayerReference {
+            weights: &only,
+            intermediate,
+            precision: Precision::Exact,
+            tokens: &instance.tokens,
+            routed: &routed,
+        };
         let report = moe::check(&reference, 0..5, &out, &|a| backend.layer_arithmetic(a)).unwrap();
         assert!(report.passed(), "{}: {:?}", backend.name(), report.first);
     }

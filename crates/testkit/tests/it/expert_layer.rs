@@ -11,11 +11,12 @@ use gpu::families::sm80::Sm80;
 use gpu::families::sm90::Sm90;
 use gpu::families::sm100::Sm100;
 use gpu::families::sm120::Sm120;
+use gpu::pack::Codes;
 use gpu::products::ProductShape;
 use gpu::{Argument, Family};
 use half::{bf16, f16};
-use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, kinds};
-use op::{Activation, Gate, Intermediate, Output};
+use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds};
+use op::{Activation, Gate, Intermediate, Output, Precision};
 use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
@@ -95,7 +96,9 @@ impl Trial {
             gpu.upload("scales", cast_slice(&all)).address
         });
         let tables: Vec<f32> = packed.iter().flat_map(|expert| expert.table().to_vec()).collect();
+        let lifts: Vec<f32> = packed.iter().flat_map(|expert| expert.lifts().to_vec()).collect();
         let placed = LayerWeights {
+            lifts: gpu.upload("lifts", cast_slice(&lifts)).address,
             matrices: gpu.upload("matrices", &bytes).address,
             factors: gpu.upload("factors", cast_slice(&factors)).address,
             biases,
@@ -269,6 +272,26 @@ fn every_kind_of_layer_is_right() {
     });
 }
 
+#[test]
+fn every_kind_of_layer_in_fp8_is_right_whatever_the_routing_the_tile_and_the_schedule() {
+    let other_order = LayerShape { codes: Codes::Bfloats, ..SHAPE.in_precision(Precision::Fp8) };
+    let kinds = fp8_kinds(SHAPE).into_iter().chain([("fp8 of words in order for bfloat16", other_order)]);
+    let routings = routings();
+    let cases = kinds.zip(routings.iter().cycle()).flat_map(|((what, shape), (how, ids))| {
+        [8, 24, 64, 96, 256].map(|tile| (format!("{what}, {how}, tiles of {tile}"), shape, ids, tile))
+    });
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(what, shape, ids, tile)| {
+        let weights = weights(ids.len());
+        let trial = Trial::new(&Sm90, shape, ids, &weights, false);
+        let kernels = with_tile(&Sm90, &shape, tile);
+        let first = trial.run(&kernels, Schedule::Earliest);
+        trial.check(&what, &routed(&shape, ids, &weights), &first);
+        for schedule in [Schedule::Latest, Schedule::Random(2)] {
+            assert_eq!(trial.run(&kernels, schedule), first, "{what}, {schedule}");
+        }
+    });
+}
+
 /// The vector of an expert's own gate.
 fn gate_vector(hidden: u32) -> Vec<f32> {
     (0..hidden).map(|at| (at % 9) as f32 / 64.0 - 0.06).collect()
@@ -387,12 +410,20 @@ fn nobody_shares_k_in_layers_that_are_batch_invariant_however_many_tokens_there_
 /// sums are finished with numbers of the expert's and of the row's. The rest is broken in `mutations`.
 #[test]
 fn mutants_of_what_is_peculiar_to_experts_are_caught() {
-    FAMILIES.into_iter().for_each(mutants_are_caught);
-}
-
-fn mutants_are_caught(family: &'static dyn Family) {
     // So few that bisection looks beyond the last.
     let shape = LayerShape { experts: 5, on_input: true, biased: true, output: Output::F32, ..SHAPE };
+    FAMILIES.into_iter().for_each(|family| mutants_are_caught(family, shape, [1, 2]));
+}
+
+/// With tokens that are rounded, the lifts of experts and what rows were divided by are among that.
+#[test]
+fn mutants_of_what_is_peculiar_to_experts_in_fp8_are_caught() {
+    let shape = LayerShape { experts: 5, on_input: true, biased: true, output: Output::F32, ..SHAPE };
+    mutants_are_caught(&Sm90, shape.in_precision(Precision::Fp8), [2, 4]);
+}
+
+/// Breaks the launches of gate and up, and of down.
+fn mutants_are_caught(family: &'static dyn Family, shape: LayerShape, products: [usize; 2]) {
     let ids = &routings()[3].1;
     let weights = weights(ids.len());
     let trial = Trial::new(family, shape, ids, &weights, false);
@@ -407,8 +438,7 @@ fn mutants_are_caught(family: &'static dyn Family) {
                 && !["mbarrier", "tcgen05"].iter().any(|other| mutant.name.contains(other)))
     };
     let launches = trial.launches(&kernels);
-    // Gate and up, and down.
-    for at in [1, 2] {
+    for at in products {
         let broken: Vec<Mutant> = mutants(&launches[at].0).into_iter().filter(peculiar).collect();
         // The fetch of sm100's layout has few instructions that the nursery knows how to break.
         let least = if family.name() == "sm100" { 2 } else { 9 };

@@ -2,6 +2,7 @@
 //! schedules that are as awkward as the machine's rules allow; and broken in every way that the simulator's nursery
 //! knows.
 
+use format::e4m3;
 use gpu::KernelSpec;
 use gpu::expand::Float;
 use gpu::experts::between::{BetweenSpec, Form};
@@ -12,8 +13,9 @@ use gpu::experts::send::SendSpec;
 use gpu::experts::share::{self, ShareSpec};
 use gpu::experts::sort::{Ids, Rows, SortSpec};
 use gpu::experts::{For, NOBODY, Portable};
+use gpu::round::RoundSpec;
 use half::{bf16, f16};
-use op::Output;
+use op::{Output, precision};
 use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
@@ -261,10 +263,11 @@ impl Given {
             experts,
             top,
             ids: Ids::Narrow,
-            rows: Rows::Halves,
+            rows: Rows::Copied,
             factors: false,
             owners: false,
             order: false,
+            divided: false,
         };
         Given { spec, ids, columns: 24, run: 2, tile: 8 }
     }
@@ -309,11 +312,11 @@ fn sorting(given: &Given) -> Trial {
     let bfloats: Vec<u16> = values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
     let scales = noise(spec.experts as usize * columns, 13);
     let rows_bytes = 2 * ids.len() * columns;
-    let planes = if spec.rows == Rows::Halves { 1 } else { 3 };
+    let planes = if spec.rows == Rows::Copied { 1 } else { 3 };
     let scales_at = gpu.upload("scales", bytemuck::cast_slice(&scales));
     args.extend(matches!(spec.rows, Rows::Scaled(_)).then_some(Arg::from(scales_at)));
     args.push(match spec.rows {
-        Rows::Halves => awaited(&mut gpu, "tokens", &halves).into(),
+        Rows::Copied => awaited(&mut gpu, "tokens", &halves).into(),
         Rows::Scaled(Float::F16) => {
             values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
             awaited(&mut gpu, "tokens", &halves).into()
@@ -332,6 +335,11 @@ fn sorting(given: &Given) -> Trial {
     args.extend([layout.into(), inverse.into()]);
     let owners = gpu.alloc("owners", 4 * order.len().max(1));
     args.extend(spec.owners.then_some(Arg::from(owners)));
+    let divisors = noise(tokens, 17);
+    let row_divisors = gpu.alloc("row divisors", 4 * order.len().max(1));
+    if spec.divided {
+        args.extend([awaited(&mut gpu, "divisors", &divisors), row_divisors].map(Arg::from));
+    }
     args.extend([tokens as u32, run, columns as u32 / 8, tile].map(Arg::U32));
     let launch = Invocation { grid: [(tokens as u32).div_ceil(run), 1, 1], args };
     let verify = move |gpu: &Gpu| {
@@ -352,6 +360,10 @@ fn sorting(given: &Given) -> Trial {
         if spec.owners && !order.is_empty() {
             expect(gpu, owners, "owners", &order.iter().map(|&entry| ids[entry] as u32).collect::<Vec<_>>())?;
         }
+        if spec.divided && !order.is_empty() {
+            let expected: Vec<f32> = order.iter().map(|&entry| divisors[entry / top]).collect();
+            expect(gpu, row_divisors, "row divisors", &expected)?;
+        }
         // Rows of nobody's entries are left alone, so words are looked at one by one.
         let found = gpu.floats(rows);
         for (row, &entry) in order.iter().enumerate() {
@@ -360,7 +372,7 @@ fn sorting(given: &Given) -> Trial {
                 let wanted = |further| (entry / top) * columns + column + further;
                 let pair = |plane: usize| found[plane * rows_bytes / 4 + at].to_bits();
                 let right = match spec.rows {
-                    Rows::Halves => pair(0) == u32::from(halves[wanted(0)]) | u32::from(halves[wanted(1)]) << 16,
+                    Rows::Copied => pair(0) == u32::from(halves[wanted(0)]) | u32::from(halves[wanted(1)]) << 16,
                     Rows::Floats | Rows::Scaled(_) => [0, 1].iter().all(|&odd| {
                         let part = |plane| f64::from(bf16::from_bits((pair(plane) >> (16 * odd)) as u16).to_f32());
                         let factor = match spec.rows {
@@ -413,6 +425,7 @@ fn routings() -> Vec<(&'static str, Given)> {
         ("weights with the rows", with(Given::new(6, 1, scattered(6, 1, 9, 4)), |given| given.spec.factors = true)),
         ("one expert, and no ids", with(Given::new(1, 1, vec![0; 9]), |given| given.spec.ids = Ids::Everyone)),
         ("floats", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = Rows::Floats)),
+        ("divisors with the rows", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.divided = true)),
         ("owners of rows", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.owners = true)),
         ("halves times scales", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.rows = SCALED[0])),
         ("bfloats times scales", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = SCALED[1])),
@@ -532,6 +545,85 @@ fn quantised(values: &[f32], columns: usize, owners: &[u32], globals: &[f32]) ->
 
 const FORMS: [Form; 4] =
     [Form::Quantised, Form::Scaled(Float::F16), Form::Scaled(Float::BF16), Form::Scaled(Float::F32)];
+
+// Rounding.
+
+/// Rows of experts, times their factors or not, as e4m3 numbers. The last row is nobody's.
+fn rounding(float: Float, columns: usize, by_expert: bool) -> Trial {
+    let (owners, experts) = ([0u32, 3, 1, 1, 2, NOBODY], 4);
+    let mut values = noise(owners.len() * columns, 31);
+    // Zeros; an infinity; and the largest at the very end, just beyond what a power of two brings to 448.
+    values[columns..2 * columns].fill(0.0);
+    (values[2 * columns + 5], values[4 * columns - 1]) = (f32::INFINITY, -7.25);
+    let mut gpu = device();
+    let source = match float {
+        Float::F32 => awaited(&mut gpu, "rows", &values),
+        Float::F16 | Float::BF16 => {
+            let narrow = |x: &mut f32| {
+                let (bits, wide) = match float {
+                    Float::F16 => (f16::from_f32(*x).to_bits(), f16::from_f32(*x).to_f32()),
+                    _ => (bf16::from_f32(*x).to_bits(), bf16::from_f32(*x).to_f32()),
+                };
+                *x = wide;
+                bits
+            };
+            let bits: Vec<u16> = values.iter_mut().map(narrow).collect();
+            awaited(&mut gpu, "rows", &bits)
+        }
+    };
+    let scales = noise(experts * columns, 32);
+    let scales_at = gpu.upload("scales", bytemuck::cast_slice(&scales));
+    let (target, factors) = (gpu.alloc("rounded", values.len()), gpu.alloc("divisors", 4 * owners.len()));
+    let mut args = vec![source.into()];
+    args.extend(by_expert.then_some(Arg::from(scales_at)));
+    args.extend([target.into(), factors.into(), Arg::U32(columns as u32 / 16), Arg::U32(0)]);
+    args.extend(by_expert.then(|| Arg::from(awaited(&mut gpu, "owners", &owners))));
+    let spec = RoundSpec::new(ptx::Target::Sm90a, (float, by_expert), 1, columns);
+    let spec = RoundSpec { owners: by_expert.then_some(experts as u32), ..spec };
+    let verify = move |gpu: &Gpu| {
+        let bytes = gpu.download(target).map_err(|first| format!("byte {first} was not written"))?;
+        let divisors = gpu.floats(factors);
+        for (row, &owner) in owners.iter().enumerate().filter(|(_, owner)| **owner != NOBODY) {
+            let scale = |column: usize| if by_expert { scales[owner as usize * columns + column] } else { 1.0 };
+            let scaled: Vec<f32> = (0..columns).map(|c| values[row * columns + c] * scale(c)).collect();
+            let (rounded, exponent) = precision::round_row(&scaled);
+            if rounded[0].is_nan() {
+                if !divisors[row].is_nan() {
+                    return Err(format!("row {row} is not finite, and was divided by {}", divisors[row]));
+                }
+                continue;
+            }
+            if divisors[row] != 2f32.powi(-exponent) {
+                return Err(format!("row {row} was divided by {}, not 2^{}", divisors[row], -exponent));
+            }
+            for (column, &wanted) in rounded.iter().enumerate() {
+                let o = column % 16;
+                let place = column - o + 4 * (o % 8 / 2) + 2 * (o / 8) + o % 2;
+                let found = e4m3::decode(bytes[row * columns + place]);
+                if found.to_bits() != wanted.to_bits() {
+                    return Err(format!("row {row}, column {column}: {found}, should be {wanted}"));
+                }
+            }
+        }
+        Ok(())
+    };
+    let launch = Invocation { grid: [owners.len() as u32, 1, 1], args };
+    Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: target, verify: Box::new(verify) }
+}
+
+#[test]
+fn rows_are_rounded_to_e4m3_as_the_definition_says_times_their_experts_factors_or_not() {
+    for (float, by_expert) in [Float::F16, Float::BF16, Float::F32].into_iter().flat_map(|f| [(f, false), (f, true)]) {
+        rounding(float, 48, by_expert).passes("few columns");
+        rounding(float, 4112, by_expert).passes("more columns than all threads take at a time");
+    }
+}
+
+#[test]
+fn mutants_of_the_rounding_are_caught() {
+    // The second has fewer columns than the threads of the first one's kernel.
+    mutants_are_caught(&[rounding(Float::BF16, 4112, true), rounding(Float::BF16, 48, true)]);
+}
 
 #[test]
 fn rows_are_quantised_as_the_format_does_it_and_multiplied_with_their_experts_scale() {
@@ -809,7 +901,8 @@ fn mutants_of_the_routing_are_caught() {
 fn mutants_of_the_sort_are_caught() {
     let given = |ids: Vec<i64>, run| {
         let mut given = Given::new(40, 1, ids);
-        (given.run, given.spec.factors, given.columns) = (run, true, 32);
+        (given.run, given.columns) = (run, 32);
+        (given.spec.factors, given.spec.divided) = (true, true);
         given
     };
     // The first has several warps with entries in each block, and experts that only some of them have.

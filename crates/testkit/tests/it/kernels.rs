@@ -16,7 +16,7 @@ use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use gpu::pack::Codes;
 use gpu::phases::gates::Function;
 use gpu::{KernelSpec, families::sm90::kernel, join, round};
-use hammerhead::{Activation, Epilogue, Gate, Output, Schedule};
+use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Schedule};
 use hammerhead_testkit::experts::PLAIN;
 use ptx::Error;
 
@@ -128,8 +128,10 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
         [1, MOST_SEGMENTS].map(|runs| KernelSpec::from(expand::ExpandSpec::new(target, source, runs, 16)))
     });
     let rounds = [Float::F16, Float::BF16, Float::F32].into_iter().flat_map(|float| {
-        [(1, 7168, false), (MOST_SEGMENTS, round::MOST_K, true)]
-            .map(|(groups, k, scaled)| KernelSpec::from(round::RoundSpec::new(target, (float, scaled), groups, k)))
+        let spec = |(groups, k, scaled)| round::RoundSpec::new(target, (float, scaled), groups, k);
+        let [one, many] = [(1, 7168, false), (MOST_SEGMENTS, round::MOST_K, true)].map(spec);
+        let by_expert = round::RoundSpec { owners: Some(256), ..spec((1, round::MOST_K, true)) };
+        [one, many, by_expert].map(KernelSpec::from)
     });
     let biased = configs().into_iter().step_by(3).map(|spec| MultiplySpec { biased: true, ..spec }.into());
     assert_assemble(
@@ -165,6 +167,8 @@ fn of_experts() -> Vec<KernelSpec> {
         .chain(tiles(halves, &[8, 48]))
         .chain(tiles(LayerShape { invariant: true, ..layer }, &[8, 16, 64]))
         .chain(tiles(LayerShape { invariant: true, ..single }, &[8, 160]))
+        .chain(tiles(layer.in_precision(Precision::Fp8), &experts::FP8_TILES))
+        .chain(tiles(factored.in_precision(Precision::Fp8), &[16, 48, 64, 96, 160, 256]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])
         .flat_map(|(product, tile)| {
             // Not all of them: which ones differs from tile to tile.
@@ -180,16 +184,33 @@ fn of_experts() -> Vec<KernelSpec> {
     let softplus = RouteSpec { score: Score::SqrtSoftplus, grouped: None, ..route };
     all.push(For { spec: softplus, target }.into());
     let scaled = (Ids::Routed(route), Rows::Scaled(Float::BF16));
-    for (ids, rows) in [(Ids::Routed(route), Rows::Halves), (Ids::Wide, Rows::Floats), scaled] {
+    for (ids, rows) in [(Ids::Routed(route), Rows::Copied), (Ids::Wide, Rows::Floats), scaled] {
         all.push(
             For {
-                spec: SortSpec { experts: 256, top: 8, ids, rows, factors: true, owners: true, order: false },
+                spec: SortSpec {
+                    experts: 256,
+                    top: 8,
+                    ids,
+                    rows,
+                    factors: true,
+                    owners: true,
+                    order: false,
+                    divided: false,
+                },
                 target,
             }
             .into(),
         );
-        let everyone =
-            SortSpec { experts: 1, top: 1, ids: Ids::Everyone, rows, factors: false, owners: false, order: false };
+        let everyone = SortSpec {
+            experts: 1,
+            top: 1,
+            ids: Ids::Everyone,
+            rows,
+            factors: false,
+            owners: false,
+            order: false,
+            divided: false,
+        };
         all.push(For { spec: everyone, target }.into());
     }
     for form in [Form::Quantised, Form::Scaled(Float::F16), Form::Scaled(Float::F32)] {

@@ -5,7 +5,7 @@ use format::{Dense, Values};
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::{
     Activation, Backend, Engine, Error, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Mlp, MlpWeights,
-    Options, Output, Routed, Target, Weights, backends, cpu,
+    Options, Output, Precision, Routed, Target, Weights, backends, cpu,
 };
 use hammerhead_testkit::moe::{self, Instance, Model};
 use op::LayerSpec;
@@ -64,8 +64,10 @@ fn assert_right(
     let result = layer
         .run(&engine, tokens, routed, output)
         .unwrap_or_else(|error| panic!("{what} on {}, {options:?}: {error}", backend.name()));
-    let reference = LayerReference { weights, intermediate: options.intermediate, tokens, routed };
-    let report = moe::check(&reference, 0..tokens.rows(), &result, &|a| backend.layer_arithmetic(a)).unwrap();
+    let LayerOptions { intermediate, precision, .. } = options;
+    let reference = LayerReference { weights, intermediate, precision, tokens, routed };
+    let arithmetic = |activation| backend.layer_arithmetic_in(precision, activation);
+    let report = moe::check(&reference, 0..tokens.rows(), &result, &arithmetic).unwrap();
     let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
     assert!(report.passed(), "{what} on {}, {options:?}: {} wrong; {first}", backend.name(), report.failures);
     assert_eq!(report.compared, tokens.rows() * result.k());
@@ -123,7 +125,8 @@ fn divided(
     (intermediate, batch_invariant): (Intermediate, bool),
     slots: usize,
 ) -> LayerOptions {
-    let spec = LayerSpec { weights, intermediate, batch_invariant, split: None };
+    let precision = Precision::Exact;
+    let spec = LayerSpec { weights, intermediate, precision, batch_invariant, split: None };
     let [each, always] = backend.layer_bytes(&spec).unwrap();
     // Just not enough for one more.
     let gpu_bytes = Some(always + (slots + 1) * each - 1);

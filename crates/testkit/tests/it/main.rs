@@ -12,6 +12,7 @@ mod experts;
 mod extremes;
 mod first_principles;
 mod fp8;
+mod fp8_layers;
 mod gates;
 mod global_scales;
 mod join;

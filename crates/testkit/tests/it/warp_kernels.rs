@@ -142,6 +142,7 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         factors: true,
         owners: true,
         order: false,
+        divided: false,
     };
     let combine =
         CombineSpec { top: 8, rows: Output::F32, output: Output::BF16, weighted: true, addend: None, away: false };

@@ -23,7 +23,7 @@ mod slabs;
 use std::sync::Arc;
 
 use format::Matrix;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Setting, Team};
+use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result, Setting, Team};
 use ptx::Target;
 
 use super::choice::Tokens;
@@ -136,7 +136,7 @@ impl Family for Sm100 {
         experts::way(shape, config)
     }
 
-    fn expert_tiles(&self) -> &'static [u32] {
+    fn expert_tiles(&self, _precision: Precision) -> &'static [u32] {
         &experts::TILES
     }
 

@@ -15,7 +15,7 @@ mod arrange;
 use std::sync::Arc;
 
 use format::Matrix;
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result, Shape, Team};
+use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result, Shape, Team};
 use ptx::Target;
 
 use super::choice::steps;
@@ -117,7 +117,7 @@ impl Family for Sm120 {
         Ok(launches)
     }
 
-    fn expert_tiles(&self) -> &'static [u32] {
+    fn expert_tiles(&self, _precision: Precision) -> &'static [u32] {
         &experts::TILES
     }
 

@@ -19,7 +19,7 @@ mod multiply;
 
 use std::sync::Arc;
 
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
+use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result};
 use ptx::Target;
 
 use super::choice::steps;
@@ -87,7 +87,7 @@ impl Family for Sm80 {
         Ok(Cut { problem, config, kernel, blocks, multiprocessors }.launches(operands, workspace))
     }
 
-    fn expert_tiles(&self) -> &'static [u32] {
+    fn expert_tiles(&self, _precision: Precision) -> &'static [u32] {
         &experts::TILES
     }
 

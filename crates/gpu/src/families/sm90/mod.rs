@@ -12,7 +12,7 @@ mod multiply;
 
 use std::sync::Arc;
 
-use op::{Activation, Arithmetic, Config, Cost, Problem, Result};
+use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result};
 use ptx::Target;
 
 use super::choice::{Tokens, steps};
@@ -89,8 +89,11 @@ impl Family for Sm90 {
         Ok(Cut { problem, config, kernel, blocks, multiprocessors }.launches(operands, workspace))
     }
 
-    fn expert_tiles(&self) -> &'static [u32] {
-        &experts::TILES
+    fn expert_tiles(&self, precision: Precision) -> &'static [u32] {
+        match precision {
+            Precision::Exact => &experts::TILES,
+            Precision::Fp8 => &experts::FP8_TILES,
+        }
     }
 
     fn expert_configs(&self, shape: &ProductShape, tile: u32, _facts: &Facts) -> Vec<Config> {

@@ -162,7 +162,7 @@ fn price(
     let waves = tiles as f64 * f64::from(kernel.blocks_per_tile()) / multiprocessors;
     let finishing = finish_cycles(kernel, f64::from(kernel.tokens)) / facts.clock;
     let mut launching = LAUNCH * if workspace > 0 { 3.0 } else { 1.0 };
-    if kernel.element == kernel::Tokens::E4m3 {
+    if kernel.element == kernel::Tokens::E4m3 && kernel.experts.is_none() {
         launching += ROUNDING;
     }
     if kernel.resident() > 1 && waves > NEARLY_ALL {

@@ -8,7 +8,7 @@
 use fastrand::Rng;
 use hammerhead::format::Dense;
 use hammerhead::layer_reference::LayerReference;
-use hammerhead::{Activation, Arithmetic, Intermediate, Problem, Routed};
+use hammerhead::{Activation, Arithmetic, Intermediate, Precision, Problem, Routed};
 use referee::seeds::derive;
 use referee::task::{Bundle, Element, Expected, Found, Spec, Task, Tensor, Timed, Work};
 use referee::{Error, Result};
@@ -108,7 +108,13 @@ impl LayerTask {
         let result = Dense::new(self.sizes.tokens, self.sizes.hidden, values, 1.0).map_err(hammerhead::Error::from)?;
         let weights = weights.weights()?;
         let Asked { tokens, routed } = asked;
-        let reference = LayerReference { weights: &weights, intermediate: Intermediate::Tokens, tokens, routed };
+        let reference = LayerReference {
+            weights: &weights,
+            intermediate: Intermediate::Tokens,
+            precision: Precision::Exact,
+            tokens,
+            routed,
+        };
         let report = moe::check(&reference, rows.iter().copied(), &result, &|_| Arithmetic::Unknown)?;
         let compared = report.compared as u64;
         Ok(Found {

@@ -97,7 +97,11 @@ impl Fragments {
                 let scales = k.unpack_pair(pair);
                 for second in 0..2 {
                     let both: Reg<F16x2> = k.pack_pair(scales[second], scales[second]);
-                    let pairs = codes_of_slice(k, Tokens::F16, codes, second).map(|pair| {
+                    let pairs = match self.order {
+                        Codes::Halves => codes_of_slice(k, Tokens::F16, codes, second),
+                        Codes::Bfloats => halves_of_bfloats(k, codes, second),
+                    };
+                    let pairs = pairs.map(|pair| {
                         let weights = k.mul(pair.cast::<F16x2>(), both);
                         k.e4m3_of_halves(weights)
                     });

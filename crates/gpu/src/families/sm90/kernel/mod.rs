@@ -396,7 +396,7 @@ impl MultiplySpec {
     /// Whether there is such a kernel for tokens that were rounded to e4m3.
     fn check_rounded(&self) -> Result<(), Error> {
         let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
-        if self.ping_pong || self.products == Products::Sequential || self.experts.is_some() {
+        if self.ping_pong || self.products == Products::Sequential {
             let wanted = "none: with fp8 tokens, tiles are computed interleaved and one after another";
             return refuse("other ways of a tile with fp8 tokens", 1, wanted);
         }
@@ -449,8 +449,9 @@ impl Spec for MultiplySpec {
 /// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, that of
 /// biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor maps of all rows, one
 /// for each width; the layout; the first expert's gate and up weights (or only those), bytes from one expert's to the
-/// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; C;
-/// its columns, the summed dimension, and the gate's limit.
+/// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; what
+/// each row was divided by and the experts' lifts, if tokens were rounded to e4m3; C; its columns, the summed dimension,
+/// and the gate's limit.
 ///
 /// One warpgroup has two threads that produce and, where a block has several tiles, one that finds them; the others
 /// consume. Who waits for whom is in `pipeline`, in the ring of `work`, in `combine` and in the barriers of `epilogue`,
