@@ -7,7 +7,6 @@ use ptx::Target;
 
 use crate::launch::{Argument, KernelSpec};
 use crate::pack::Codes;
-use crate::phases::tokens::Tokens;
 
 /// The most experts of a layer.
 pub const MOST_EXPERTS: u32 = 1024;
@@ -47,11 +46,6 @@ impl ProductShape {
         let groups = rows.map(|rows| Shape::new(rows, self.n as usize, self.k as usize)).collect();
         Problem::new(groups, self.gate, self.activation, self.output)?.with_precision(self.precision)
     }
-
-    /// What the tensor cores are given for rows.
-    pub(crate) fn tokens(&self) -> Tokens {
-        Tokens::in_precision(self.activation, self.precision)
-    }
 }
 
 /// Where a product's operands are. All of them begin at multiples of 16.
@@ -73,8 +67,8 @@ pub struct ProductOperands {
     pub biases: [u64; 2],
     /// A factor per row.
     pub row_factors: u64,
-    /// Where rows and weights are rounded to e4m3: what each row was divided by, and the first expert's
-    /// [lift](crate::phases::table::lift_word) of the first of those matrices.
+    /// Where rows and weights are rounded to e4m3: what each row was divided by, and the first expert's lift of the
+    /// first of those matrices, a word.
     pub rounded: [u64; 2],
     /// The result.
     pub out: u64,

@@ -22,7 +22,7 @@
 //!    two become. As a rule both become the same number, and then the backend has that very number: nothing is
 //!    forgiven, although rounding to bf16 takes away 2⁻⁹. Where they do not, all numbers between the two are allowed.
 //!    For NVFP4 the scale of 16 values jumps too: the interval is the hull over every scale that the largest of the 16
-//!    may lead to. For FP8 the factor of the row jumps with its largest: the hull is over every factor that may lead to.
+//!    may lead to. For FP8 the factor of a row jumps with its largest: the hull is over every factor possible.
 //! 3. The second product's inputs are off by d: its sum moves by Σ d·|Wd|, and is then off by what the backend's
 //!    arithmetic loses.
 //! 4. The combination adds |w|·error of each y, and rounds twice per expert: the product, and the sum so far. σ(x·v)
@@ -547,7 +547,7 @@ mod tests {
     fn a_row_whose_largest_is_at_448_has_room_for_both_factors_and_for_no_more() {
         let row = |error: f64| e4m3_row(&[Bounded { value: 448.0, error }, Bounded { value: 17.0 / 16.0, error: 0.0 }]);
         assert_eq!(row(0.0)[1], Bounded { value: 1.0, error: 0.0 }, "ties to even");
-        // Halved, the second is as far from its neighbours: nothing of it changes. The first may become 448 or 512 less.
+        // With half the factor the second rounds as before, and so does the first.
         assert_eq!(row(1e-3).iter().map(|x| x.error).collect::<Vec<_>>(), [0.0, 0.0]);
         let tiny = |error: f64| {
             let small = 2f64.powi(-9) * 3.0;

@@ -22,12 +22,12 @@
 //!
 //! All factors here are powers of two, so that nothing but these roundings changes a number.
 //!
-//! **A whole layer** rounds before each of its products. Gate and up are given tokens as above. Where a token's weights
-//! multiply what its experts are given, they multiply the sums Σ x̂·ŵ, before biases: x̂ does not depend on them. What is
-//! between the products is first rounded as [`Intermediate`] says, to the tokens' type or to f32, then multiplied with
-//! down's input scale if there is one, rounded to f32, and then rounded like a row of tokens, with a factor of its own.
-//! An expert of every token does the same. Its own gate σ(x·v), routing and the sum over experts stay exact in their
-//! operands.
+//! **A whole layer** rounds before each of its products. Gate and up are given tokens as above. Where a token's
+//! weights multiply what its experts are given, they multiply the sums Σ x̂·ŵ, before biases: x̂ does not depend on
+//! them. What is between the products is first rounded as [`Intermediate`] says, to the tokens' type or to f32, then
+//! multiplied with down's input scale if there is one, rounded to f32, and then rounded like a row of tokens, with a
+//! factor of its own. An expert of every token does the same. Its own gate σ(x·v), routing and the sum over experts
+//! stay exact in their operands.
 
 use std::fmt;
 use std::str::FromStr;

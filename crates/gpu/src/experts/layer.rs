@@ -35,6 +35,7 @@ use crate::family::Family;
 use crate::launch::{Argument, Launch};
 use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
 use crate::phases::gates::{self, Function};
+use crate::phases::tokens::Tokens;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 use crate::round;
 
@@ -43,7 +44,7 @@ pub(crate) const ALIGNMENT: u64 = 256;
 
 /// Bytes of one number of a product's rows as the tensor cores take it: three parts of a float.
 fn operand_bytes(product: &ProductShape) -> u64 {
-    let tokens = product.tokens();
+    let tokens = Tokens::of_product(product);
     u64::from(tokens.parts() * tokens.bytes())
 }
 

@@ -81,7 +81,7 @@ fn way_of(family: &dyn Family, shape: &LayerShape, [first, second]: [&Config; 2]
     let way = way.with(Feature::Layer);
     match shape.intermediate {
         Intermediate::NvFp4 => way.with(Feature::QuantisedBetween),
-        _ => way.with_if(Feature::FloatBetween, shape.down().tokens() == Tokens::of(Activation::F32)),
+        _ => way.with_if(Feature::FloatBetween, Tokens::of_product(&shape.down()) == Tokens::of(Activation::F32)),
     }
 }
 

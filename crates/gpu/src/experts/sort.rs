@@ -599,11 +599,11 @@ impl Portable for SortSpec {
 }
 
 /// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what
-/// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows,
-/// and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count,
-/// 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners and the
-/// order, if they are asked for; what tokens were divided by and where that of rows goes, if they were; the number of tokens, of tokens of a block's run, of units of a row, and the most
-/// tokens of a tile.
+/// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the
+/// rows, and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens
+/// `[count, 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners
+/// and the order, if they are asked for; what tokens were divided by and where that of rows goes, if they were; the
+/// number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };

@@ -77,8 +77,8 @@ pub fn rounded_words(rounded: &[(u64, [u32; 2])], capacity: u32) -> Vec<u32> {
     words
 }
 
-/// Two to the power of a matrix's lift, which its scales are multiplied with before weights are rounded to e4m3: twice a
-/// half.
+/// Two to the power of a matrix's lift, which its scales are multiplied with before weights are rounded to e4m3: twice
+/// a half.
 pub fn lift_word(lift: u32) -> u32 {
     (15 + lift) << 10 | (15 + lift) << 26
 }

@@ -2,6 +2,8 @@
 
 use op::{Activation, Arithmetic, Precision, Problem};
 
+use crate::products::ProductShape;
+
 /// What tokens are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tokens {
@@ -30,6 +32,11 @@ impl Tokens {
     /// The same for tokens of a problem, which may ask for them to be rounded.
     pub fn of_problem(problem: &Problem) -> Self {
         Tokens::in_precision(problem.activation(), problem.precision())
+    }
+
+    /// The same for rows of a product of experts.
+    pub fn of_product(product: &ProductShape) -> Self {
+        Tokens::in_precision(product.activation, product.precision)
     }
 
     /// The same for tokens that are rounded as a precision says.

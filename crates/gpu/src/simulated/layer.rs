@@ -18,6 +18,7 @@ use crate::experts::shape::LayerShape;
 use crate::host::check_operands;
 use crate::launches::dense_bytes;
 use crate::pack::CHUNK_DEPTH;
+use crate::phases::tokens::Tokens;
 use crate::products::{ExpertKernel, ProductShape};
 
 /// Steps of one block over 64 of K that a call may take.
@@ -120,7 +121,7 @@ fn steps(shape: &LayerShape, kernels: &LayerKernels, rows: &[usize]) -> usize {
     let of = |product: ProductShape, kernel: &dyn ExpertKernel| {
         let [tokens, columns] = kernel.tile().map(|side| side as usize);
         let token_tiles: usize = rows.iter().map(|rows| rows.div_ceil(tokens)).sum();
-        let parts = product.tokens().parts() as usize * product.gate.matrices();
+        let parts = Tokens::of_product(&product).parts() as usize * product.gate.matrices();
         token_tiles * (product.n as usize).div_ceil(columns) * (product.k as usize).div_ceil(CHUNK_DEPTH) * parts
     };
     of(shape.gate_up(), &*kernels.gate_up) + of(shape.down(), &*kernels.down)

@@ -6,13 +6,15 @@ use gpu::experts::adapt::{Ends, ExpandSpec, ShrinkSpec};
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::place::PlaceSpec;
+use gpu::experts::plan;
 use gpu::experts::route::{Grouped, RouteSpec, Score};
 use gpu::experts::send::SendSpec;
 use gpu::experts::shape::LayerShape;
 use gpu::experts::share::ShareSpec;
 use gpu::experts::sort::{Ids, Rows, SortSpec};
-use gpu::families::sm90::experts;
+use gpu::facts::Facts;
 use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
+use gpu::families::sm90::{Sm90, experts};
 use gpu::pack::Codes;
 use gpu::phases::gates::Function;
 use gpu::{KernelSpec, families::sm90::kernel, join, round};
@@ -150,6 +152,24 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
 #[test]
 fn the_kernels_of_a_layer_of_experts_assemble_alike() {
     assert_assemble(of_experts(), &CHIPS);
+}
+
+#[test]
+fn the_kernels_that_are_planned_for_layers_in_fp8_assemble_alike() {
+    let qwen3 = LayerShape { experts: 128, top: 8, hidden: 2048, inner: 768, ..PLAIN };
+    let gpt_oss = LayerShape { top: 4, hidden: 2880, inner: 2880, gate: Gate::GPT_OSS, biased: true, ..qwen3 };
+    let deepseek = LayerShape { experts: 256, hidden: 7168, inner: 2048, ..qwen3 };
+    let layers = [qwen3, gpt_oss, deepseek].map(|layer| layer.in_precision(Precision::Fp8));
+    let mut all: Vec<KernelSpec> = Vec::new();
+    for (layer, tokens) in layers.iter().flat_map(|layer| [1, 64, 512, 4096].map(|tokens| (layer, tokens))) {
+        let planned = plan::kernels(&Sm90, layer, tokens, &Facts::h200()).expect("kernels");
+        for spec in [planned.gate_up.spec(), planned.down.spec()] {
+            if !all.contains(&spec) {
+                all.push(spec);
+            }
+        }
+    }
+    assert_assemble(all, &CHIPS);
 }
 
 /// The products of a layer with all that a layer may have, in every tile; and the kernels around them.

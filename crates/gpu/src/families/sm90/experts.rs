@@ -3,7 +3,7 @@
 use op::{Config, Strategy};
 use ptx::Target;
 
-use super::kernel::{MultiplySpec, Products, UNIT};
+use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
 use crate::families::choice::sizes;
 use crate::families::experts;
 use crate::launch::{Argument, KernelSpec};
@@ -36,7 +36,7 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         stages,
         epilogue: config.epilogue,
         schedule: config.schedule,
-        element: shape.tokens(),
+        element: Tokens::of_product(shape),
         function: Function::of(shape.gate),
         output: shape.output,
         groups: 1,
@@ -61,7 +61,7 @@ pub fn configs(shape: &ProductShape, tile: u32) -> Vec<Config> {
         (least..=MOST_STAGES).rev().map(with).find(fits)
     };
     // Where two blocks share the registers, four units of several parts are too many of them.
-    let crowded = |units, resident| units == 4 && resident == 2 && shape.tokens().parts() > 1;
+    let crowded = |units, resident| units == 4 && resident == 2 && Tokens::of_product(shape).parts() > 1;
     let sizes = BLOCKS.into_iter().flat_map(|blocks| UNITS.map(|units| (blocks, units)));
     let all = sizes.flat_map(|(blocks, units)| RESIDENT.map(|resident| (blocks, units, resident)));
     all.filter(|(_, units, resident)| !crowded(*units, *resident))

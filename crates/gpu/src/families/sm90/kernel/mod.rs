@@ -257,6 +257,7 @@ impl MultiplySpec {
         match (self.ping_pong, self.tokens, self.units) {
             (true, ..) | (false, ..=96, 4) => 52,
             (false, ..=96, _) => 28,
+            (false, ..) if self.element == Tokens::E4m3 && self.experts.is_some() => 60,
             (false, ..) => 46,
         }
     }
@@ -450,8 +451,8 @@ impl Spec for MultiplySpec {
 /// biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor maps of all rows, one
 /// for each width; the layout; the first expert's gate and up weights (or only those), bytes from one expert's to the
 /// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; what
-/// each row was divided by and the experts' lifts, if tokens were rounded to e4m3; C; its columns, the summed dimension,
-/// and the gate's limit.
+/// each row was divided by and the experts' lifts, if tokens were rounded to e4m3; C; its columns, the summed
+/// dimension, and the gate's limit.
 ///
 /// One warpgroup has two threads that produce and, where a block has several tiles, one that finds them; the others
 /// consume. Who waits for whom is in `pipeline`, in the ring of `work`, in `combine` and in the barriers of `epilogue`,
