@@ -364,12 +364,22 @@ pub enum Space {
     /// The shared memory of any block of the cluster; 32-bit addresses. An address of this block's own shared memory
     /// is also an address here, and means the same bytes.
     Cluster,
+    /// Any of them: a 64-bit address says by itself which window it is in.
+    Generic,
+}
+
+impl Space {
+    /// Whether its addresses have 64 bits; the others have 32.
+    #[inline]
+    pub fn is_wide(self) -> bool {
+        matches!(self, Space::Global | Space::Generic)
+    }
 }
 
 /// Where an address starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Base {
-    /// The address in a register: 64 bits wide for global memory, 32 bits for shared.
+    /// The address in a register: 64 bits wide for global memory and generic addresses, 32 bits for shared.
     Reg(RegId),
     /// The start of the kernel's own shared memory.
     SharedStart,

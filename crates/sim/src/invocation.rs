@@ -162,6 +162,11 @@ impl Invocation {
         Some((self.args.get((offset / Self::PARAM_STRIDE) as usize)?, offset % Self::PARAM_STRIDE))
     }
 
+    /// Whether an address is that of a part of a parameter.
+    pub(crate) fn is_param(&self, address: u64) -> bool {
+        self.arg_at(address).is_some()
+    }
+
     /// A part of a parameter, at an address that must be a multiple of its size.
     pub(crate) fn param_at(&self, address: u64, bytes: u32) -> Option<u64> {
         let (arg, byte) = self.arg_at(address)?;

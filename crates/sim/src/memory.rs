@@ -207,6 +207,22 @@ impl SharedMemory {
     /// addresses are those of its window there, so that bit 24 of one tells the blocks of a pair apart.
     pub(crate) const WINDOW: u32 = 1 << 24;
 
+    /// Where the cluster window begins among generic addresses. Their low halves are addresses in the window.
+    const GENERIC: u64 = 0x7f00_0000_0000;
+
+    /// An address in the window of a block that no cluster has.
+    pub(crate) const NOWHERE: u32 = 255 * Self::WINDOW;
+
+    /// An address of the cluster window as a generic one.
+    pub(crate) fn to_generic(address: u32) -> u64 {
+        Self::GENERIC + u64::from(address)
+    }
+
+    /// The address in the cluster window that a generic one is, if it is one.
+    pub(crate) fn of_generic(address: u64) -> Option<u32> {
+        u32::try_from(address.checked_sub(Self::GENERIC)?).ok()
+    }
+
     /// The address of a byte of a block, by its rank in the cluster.
     pub(crate) fn address(block: usize, offset: u32) -> u32 {
         block as u32 * Self::WINDOW + Self::START + offset

@@ -417,14 +417,15 @@ fn spins(kernel: &Kernel, labels: &[usize], at: usize) -> bool {
 }
 
 fn unit(kernel: &Kernel, global: bool) -> u32 {
+    let touches = |space: Space| space == Space::Generic || (space == Space::Global) == global;
     let bytes = |instr: &Instr| match &instr.op {
         Op::Memory(Memory::Load { space, width, dsts: regs, .. })
         | Op::Memory(Memory::Store { space, width, srcs: regs, .. })
-            if (*space == Space::Global) == global =>
+            if touches(*space) =>
         {
             Some(width.bytes() * regs.len() as u32)
         }
-        Op::Memory(Memory::Atomic { space, ty, .. }) if (*space == Space::Global) == global => Some(ty.bits() / 8),
+        Op::Memory(Memory::Atomic { space, ty, .. }) if touches(*space) => Some(ty.bits() / 8),
         Op::Copy(AsyncCopy::ThreadCopy { bytes, .. }) => Some(*bytes),
         Op::Copy(AsyncCopy::StoreAsync { srcs, .. }) if !global => Some(4 * srcs.len() as u32),
         Op::Barrier(Barrier::Init { .. }) if !global => Some(8),

@@ -3,6 +3,7 @@
 use super::Check;
 use crate::instr::{
     Arith, BinaryOp, Direction, E4m3Source, FloatMode, ParamBase, PredicateOp, Rounding, TernaryOp, UnaryOp, Width,
+    Window,
 };
 use crate::kernel::ParamType;
 use crate::rule::Rule;
@@ -315,7 +316,18 @@ impl Check<'_> {
                     self.refuse(Rule::OutOfRegion { what: "the address", start, end });
                 }
             }
-            Arith::ToGlobal { dst, a } => self.banks("an address", &[dst, a], Bank::B64),
+            Arith::ToGlobal { dst, a } | Arith::FromShared { dst, a } | Arith::ToShared { dst, a } => {
+                self.banks("an address", &[dst, a], Bank::B64);
+            }
+            Arith::InWindow { dst, window, a } => {
+                match window {
+                    Window::Cluster => self.feature("another block's shared memory", Feature::Clusters),
+                    Window::Param => self.feature("the generic address of a parameter", Feature::BulkCopies),
+                    Window::Global | Window::Constant | Window::Local | Window::Shared => {}
+                }
+                self.bank("the result", dst, Bank::Pred);
+                self.bank("an address", a, Bank::B64);
+            }
             Arith::MapShared { dst, a, rank } => {
                 self.feature("another block's shared memory", Feature::Clusters);
                 self.banks("an address", &[dst, a], Bank::B32);

@@ -171,10 +171,10 @@ impl Check<'_> {
     /// An address of `bytes` bytes, to be aligned to `align`, in the given window.
     fn address(&mut self, what: &'static str, space: Space, address: Address, bytes: u32, align: u64) {
         match address.base {
-            Base::Reg(reg) if space == Space::Global => self.bank(what, reg, Bank::B64),
+            Base::Reg(reg) if space.is_wide() => self.bank(what, reg, Bank::B64),
             Base::Reg(reg) => self.bank(what, reg, Bank::B32),
-            Base::SharedStart if space == Space::Global => {
-                self.refuse(Rule::Window { what, found: Space::Shared, wanted: "a global address" });
+            Base::SharedStart if space.is_wide() => {
+                self.refuse(Rule::Window { what, found: Space::Shared, wanted: "an address of 64 bits" });
             }
             Base::SharedStart => {}
         }

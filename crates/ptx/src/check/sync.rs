@@ -12,7 +12,7 @@ const BARRIER_LIMIT: u64 = (1 << 20) - 1;
 impl Check<'_> {
     /// Eight aligned bytes of shared memory.
     pub(super) fn mbarrier(&mut self, space: Space, bar: Address) {
-        if space == Space::Global {
+        if space.is_wide() {
             let what = "a barrier";
             self.refuse(Rule::Window { what, found: space, wanted: "shared memory, this block's or another's" });
         } else {

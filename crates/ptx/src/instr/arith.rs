@@ -438,6 +438,29 @@ pub enum ParamBase {
     Reg(RegId),
 }
 
+/// A window that a generic address can be asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Window {
+    /// Device memory.
+    Global,
+    /// Constants.
+    Constant,
+    /// The memory of a thread.
+    Local,
+    /// The kernel's parameters.
+    Param,
+    /// This block's shared memory.
+    Shared,
+    /// The shared memory of any block of the cluster.
+    Cluster,
+}
+
+impl Window {
+    /// Every one.
+    pub const ALL: [Window; 6] =
+        [Window::Global, Window::Constant, Window::Local, Window::Param, Window::Shared, Window::Cluster];
+}
+
 /// What becomes two e4m3 numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum E4m3Source {
@@ -663,6 +686,30 @@ pub enum Arith {
     ToGlobal {
         /// 64-bit result.
         dst: RegId,
+        /// Generic address.
+        a: RegId,
+    },
+    /// An address in this block's shared window, or in the cluster's, as a generic one (`cvta.shared`).
+    FromShared {
+        /// 64-bit result.
+        dst: RegId,
+        /// The shared address in 64 bits.
+        a: RegId,
+    },
+    /// A generic address known to point to shared memory, as an address in its window (`cvta.to.shared`). Of one that
+    /// does not it is an address at which there is nothing.
+    ToShared {
+        /// 64-bit result.
+        dst: RegId,
+        /// Generic address.
+        a: RegId,
+    },
+    /// Whether a generic address is in a window (`isspacep`).
+    InWindow {
+        /// Resulting predicate.
+        dst: RegId,
+        /// Which window.
+        window: Window,
         /// Generic address.
         a: RegId,
     },

@@ -17,7 +17,7 @@ mod wgmma;
 
 pub use arith::{
     Arith, BinaryOp, Comparison, Direction, E4m3Source, FloatMode, LogicOp, ParamBase, PredicateOp, Rounding,
-    SpecialRegister, TernaryOp, UnaryOp,
+    SpecialRegister, TernaryOp, UnaryOp, Window,
 };
 pub use barrier::{Barrier, Fence, Semantics};
 pub use control::{Control, Label, RegisterChange, Unknown};

@@ -108,7 +108,11 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
             }
             visit(dst, Write);
         }
-        Arith::Convert { dst, a, .. } | Arith::ToGlobal { dst, a } => {
+        Arith::Convert { dst, a, .. }
+        | Arith::ToGlobal { dst, a }
+        | Arith::FromShared { dst, a }
+        | Arith::ToShared { dst, a }
+        | Arith::InWindow { dst, a, .. } => {
             visit(a, Read);
             visit(dst, Write);
         }

@@ -29,16 +29,16 @@ pub(super) fn barrier(op: &Barrier) -> String {
         Barrier::Invalidate { bar } => format!("mbarrier.inval.shared::cta.b64 {}", address(bar)),
         Barrier::ExpectTx { space: window, bar, bytes } => {
             let among = if window == Space::Cluster { "cluster" } else { "cta" };
-            format!("mbarrier.expect_tx.relaxed.{among}.{}.b64 {}, {}", space(window), address(bar), word(bytes))
+            format!("mbarrier.expect_tx.relaxed.{among}{}.b64 {}, {}", space(window), address(bar), word(bytes))
         }
         Barrier::Arrive { space: window, sem, scope, bar, count } => {
             let count = count.map(|count| format!(", {}", word(count))).unwrap_or_default();
             let order = ordering(sem, scope, "release");
-            format!("mbarrier.arrive{order}.{}.b64 _, {}{count}", space(window), address(bar))
+            format!("mbarrier.arrive{order}{}.b64 _, {}{count}", space(window), address(bar))
         }
         Barrier::ArriveExpectTx { space: window, sem, scope, bar, bytes } => {
             let order = ordering(sem, scope, "release");
-            format!("mbarrier.arrive.expect_tx{order}.{}.b64 _, {}, {}", space(window), address(bar), word(bytes))
+            format!("mbarrier.arrive.expect_tx{order}{}.b64 _, {}, {}", space(window), address(bar), word(bytes))
         }
         Barrier::TryWait { done, sem, scope, bar, parity } => {
             let order = ordering(sem, scope, "acquire");
@@ -63,7 +63,7 @@ pub(super) fn fence(op: Fence) -> String {
     match op {
         Fence::AcqRel(among) => format!("fence.acq_rel.{}", scope(among)),
         Fence::ProxyAsync(None) => "fence.proxy.async".into(),
-        Fence::ProxyAsync(Some(window)) => format!("fence.proxy.async.{}", space(window)),
+        Fence::ProxyAsync(Some(window)) => format!("fence.proxy.async{}", space(window)),
         Fence::BarrierInit => "fence.mbarrier_init.release.cluster".into(),
     }
 }

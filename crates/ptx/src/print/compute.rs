@@ -5,7 +5,7 @@ use super::{SHARED, address, list, operand, scope, space, suffix, vector, when, 
 use crate::instr::{
     Arith, AtomicOp, BinaryOp, Comparison, Direction, E4m3Source, FloatMode, LoadOrder, LogicOp, MatrixElement, Memory,
     Mma, ParamBase, PredicateOp, ReduceOp, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp,
-    VoteMode, Warp, Width,
+    VoteMode, Warp, Width, Window,
 };
 use crate::kernel::Kernel;
 use crate::target::Target;
@@ -77,6 +77,9 @@ impl Kernel {
                 format!("mov.b64 {dst}, {name}{plus}")
             }
             Arith::ToGlobal { dst, a } => format!("cvta.to.global.u64 {dst}, {a}"),
+            Arith::FromShared { dst, a } => format!("cvta.shared.u64 {dst}, {a}"),
+            Arith::ToShared { dst, a } => format!("cvta.to.shared.u64 {dst}, {a}"),
+            Arith::InWindow { dst, window, a } => format!("isspacep.{} {dst}, {a}", self::window(window)),
             Arith::MapShared { dst, a, rank } => format!("mapa.shared::cluster.u32 {dst}, {a}, {}", word(rank)),
             Arith::Policy { dst, keep } => {
                 format!("createpolicy.fractional.L2::evict_{}.b64 {dst}", if keep { "last" } else { "first" })
@@ -235,6 +238,18 @@ pub(crate) fn rounding_mode(rounding: Rounding) -> &'static str {
     }
 }
 
+/// A window that `isspacep` asks about.
+pub(crate) fn window(window: Window) -> &'static str {
+    match window {
+        Window::Global => "global",
+        Window::Constant => "const",
+        Window::Local => "local",
+        Window::Param => "param",
+        Window::Shared => "shared",
+        Window::Cluster => "shared::cluster",
+    }
+}
+
 /// A special register's name, without the percent sign.
 pub(crate) fn special(which: SpecialRegister) -> &'static str {
     match which {
@@ -312,23 +327,23 @@ pub(super) fn memory(op: &Memory, target: Target) -> String {
                 LoadOrder::Weak => window.to_string(),
                 LoadOrder::ReadOnly => format!("{window}.nc"),
                 LoadOrder::Streaming => format!("{window}.nc.L1::no_allocate"),
-                LoadOrder::Relaxed(among) => format!("relaxed.{}.{window}", scope(*among)),
-                LoadOrder::Acquire(among) => format!("acquire.{}.{window}", scope(*among)),
+                LoadOrder::Relaxed(among) => format!(".relaxed.{}{window}", scope(*among)),
+                LoadOrder::Acquire(among) => format!(".acquire.{}{window}", scope(*among)),
             };
-            format!("ld.{kind}.{} {}, {}", width(*size, dsts.len()), vector(dsts), address(*addr))
+            format!("ld{kind}.{} {}, {}", width(*size, dsts.len()), vector(dsts), address(*addr))
         }
         Memory::Store { space: window, order, width: size, srcs, addr } => {
             let window = space(*window, target);
             let kind = match order {
                 StoreOrder::Weak => window.to_string(),
-                StoreOrder::Relaxed(among) => format!("relaxed.{}.{window}", scope(*among)),
-                StoreOrder::Release(among) => format!("release.{}.{window}", scope(*among)),
+                StoreOrder::Relaxed(among) => format!(".relaxed.{}{window}", scope(*among)),
+                StoreOrder::Release(among) => format!(".release.{}{window}", scope(*among)),
             };
-            format!("st.{kind}.{} {}, {}", width(*size, srcs.len()), address(*addr), vector(srcs))
+            format!("st{kind}.{} {}, {}", width(*size, srcs.len()), address(*addr), vector(srcs))
         }
         Memory::Atomic { space: window, op, ty, acq_rel, scope: among, dst, addr, a, b } => {
             let order = if *acq_rel { "acq_rel" } else { "relaxed" };
-            let kind = format!("{order}.{}.{}.{}", scope(*among), space(*window, target), atomic(*op, *ty));
+            let kind = format!("{order}.{}{}.{}", scope(*among), space(*window, target), atomic(*op, *ty));
             let b = b.map(|b| format!(", {}", operand(b, *ty))).unwrap_or_default();
             match dst {
                 Some(dst) => format!("atom.{kind} {dst}, {}, {}{b}", address(*addr), operand(*a, *ty)),
@@ -369,11 +384,11 @@ pub(super) fn warp(op: &Warp, target: Target) -> String {
         Warp::Sync { mask } => format!("bar.warp.sync {}", word(*mask)),
         Warp::LoadMatrix { transpose, dsts, addr } => {
             let trans = when(*transpose, ".trans");
-            format!("ldmatrix.sync.aligned.m8n8.x{}{trans}.{shared}.b16 {}, {}", dsts.len(), list(dsts), address(*addr))
+            format!("ldmatrix.sync.aligned.m8n8.x{}{trans}{shared}.b16 {}, {}", dsts.len(), list(dsts), address(*addr))
         }
         Warp::StoreMatrix { transpose, srcs, addr } => {
             let trans = when(*transpose, ".trans");
-            format!("stmatrix.sync.aligned.m8n8.x{}{trans}.{shared}.b16 {}, {}", srcs.len(), address(*addr), list(srcs))
+            format!("stmatrix.sync.aligned.m8n8.x{}{trans}{shared}.b16 {}, {}", srcs.len(), address(*addr), list(srcs))
         }
     }
 }

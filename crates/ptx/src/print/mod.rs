@@ -7,7 +7,7 @@ mod async_work;
 mod compute;
 
 pub(crate) use async_work::dense_kind;
-pub(crate) use compute::{atomic, comparison, direction, element_name, reduce, rounding_mode, special};
+pub(crate) use compute::{atomic, comparison, direction, element_name, reduce, rounding_mode, special, window};
 
 use std::fmt::Write as _;
 
@@ -276,12 +276,14 @@ pub(crate) fn scope(scope: Scope) -> &'static str {
     }
 }
 
-/// A window of memory. Where there are no clusters, PTX has no word for a block's own part of them.
+/// A window of memory, behind a dot. Where there are no clusters, PTX has no word for a block's own part of them, and
+/// for generic addresses it has none at all.
 fn space(space: Space, target: Target) -> &'static str {
     match space {
-        Space::Global => "global",
-        Space::Shared if target == Target::Sm80 => "shared",
-        Space::Shared => "shared::cta",
-        Space::Cluster => "shared::cluster",
+        Space::Global => ".global",
+        Space::Shared if target == Target::Sm80 => ".shared",
+        Space::Shared => ".shared::cta",
+        Space::Cluster => ".shared::cluster",
+        Space::Generic => "",
     }
 }

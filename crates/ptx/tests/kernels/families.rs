@@ -6,7 +6,7 @@ use ptx::instr::{
     Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Control, DenseKind, Direction,
     E4m3Source, Fence, FloatMode, LoadOrder, LogicOp, MatrixA, MatrixElement, Memory, Mma, ParamBase, PredicateOp,
     ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TensorA, TernaryOp, UnaryOp, VoteMode, Warp,
-    Wgmma, Width,
+    Wgmma, Width, Window,
 };
 use ptx::{
     Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Feature, Instr, Kernel, Label, LaunchBounds, Op,
@@ -109,7 +109,7 @@ fn with(frame: &Kernel, ops: &[Op]) -> Kernel {
 }
 
 const TYPES: [DataType; 16] = DataType::ALL;
-const SPACES: [Space; 3] = [Space::Global, Space::Shared, Space::Cluster];
+const SPACES: [Space; 4] = [Space::Global, Space::Shared, Space::Cluster, Space::Generic];
 const SCOPES: [Scope; 4] = [Scope::Block, Scope::Cluster, Scope::Gpu, Scope::System];
 const SEMANTICS: [Semantics; 2] = [Semantics::Relaxed, Semantics::Ordered];
 const YES_NO: [bool; 2] = [false, true];
@@ -156,7 +156,7 @@ fn imm(value: u64) -> Operand {
 /// An address of the given window: fixed for shared memory, in a register else.
 fn address(space: Space) -> Address {
     match space {
-        Space::Global => Address { base: Base::Reg(d(0)), offset: -16 },
+        Space::Global | Space::Generic => Address { base: Base::Reg(d(0)), offset: -16 },
         Space::Shared => tile(),
         Space::Cluster => Address { base: Base::Reg(r(100)), offset: 32 },
     }
@@ -307,11 +307,14 @@ fn moves() -> Vec<Op> {
         Arith::SharedAddress { dst: r(0), offset: 0 }.into(),
         Arith::SharedAddress { dst: r(0), offset: 1024 }.into(),
         Arith::ToGlobal { dst: d(0), a: d(1) }.into(),
+        Arith::FromShared { dst: d(0), a: d(1) }.into(),
+        Arith::ToShared { dst: d(0), a: d(1) }.into(),
         Arith::MapShared { dst: r(0), a: r(1), rank: b }.into(),
         Arith::MapShared { dst: r(0), a: r(1), rank: imm(1) }.into(),
         Arith::Policy { dst: d(0), keep: false }.into(),
         Arith::Policy { dst: d(0), keep: true }.into(),
     ]);
+    ops.extend(Window::ALL.map(|window| Op::from(Arith::InWindow { dst: p(0), window, a: d(1) })));
     ops
 }
 

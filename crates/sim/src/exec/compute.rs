@@ -188,6 +188,20 @@ impl Exec<'_, '_> {
                 let a = warp.get(a);
                 self.set(dst, &a);
             }
+            Arith::FromShared { dst, a } => {
+                let a = warp.get(a).map(|address| SharedMemory::to_generic(address as u32));
+                self.set(dst, &a);
+            }
+            Arith::ToShared { dst, a } => {
+                let near = |address| SharedMemory::of_generic(address).unwrap_or(SharedMemory::NOWHERE);
+                let a = warp.get(a).map(|address| near(address).into());
+                self.set(dst, &a);
+            }
+            Arith::InWindow { dst, window, a } => {
+                let a = warp.get(a);
+                let holds = lanes::mask_of(|lane| self.in_window(window, a[lane]));
+                self.set_predicate(dst, holds);
+            }
             Arith::MapShared { dst, a, rank } => self.map_shared(dst, a, rank)?,
             Arith::Policy { dst, keep } => self.set(dst, &[u64::from(keep); 32]),
         }
@@ -222,30 +236,34 @@ impl Exec<'_, '_> {
     }
 
     fn param(&mut self, dst: RegId, width: Width, from: ParamBase, offset: u32) -> Result<(), FaultKind> {
-        let (launch, mut values) = (self.core.launch, [0; 32]);
-        let extended = |value: u64| match width {
-            Width::S8 => i64::from(value as i8).cast_unsigned(),
-            Width::S16 => i64::from(value as i16).cast_unsigned(),
-            _ => value,
-        };
-        let read = |address: u64| {
-            launch.param_at(address, width.bytes()).map(extended).ok_or(FaultKind::BadOperand {
-                what: "the address of a part of a parameter",
-                found: address,
-                wanted: "one inside what the launch gives",
-            })
-        };
+        let mut values = [0; 32];
         match from {
-            ParamBase::Param(param) => values = [read(Invocation::param_address(param) + u64::from(offset))?; 32],
+            ParamBase::Param(param) => {
+                values = [self.param_part(width, Invocation::param_address(param) + u64::from(offset))?; 32];
+            }
             ParamBase::Reg(at) => {
                 let at = self.warp.get(at);
                 for lane in lanes(self.mask) {
-                    values[lane] = read(at[lane].wrapping_add(offset.into()))?;
+                    values[lane] = self.param_part(width, at[lane].wrapping_add(offset.into()))?;
                 }
             }
         }
         self.set(dst, &values);
         Ok(())
+    }
+
+    /// A part of a parameter, as a register holds it.
+    pub(crate) fn param_part(&self, width: Width, address: u64) -> Result<u64, FaultKind> {
+        let extended = |value: u64| match width {
+            Width::S8 => i64::from(value as i8).cast_unsigned(),
+            Width::S16 => i64::from(value as i16).cast_unsigned(),
+            _ => value,
+        };
+        self.core.launch.param_at(address, width.bytes()).map(extended).ok_or(FaultKind::BadOperand {
+            what: "the address of a part of a parameter",
+            found: address,
+            wanted: "one inside what the launch gives",
+        })
     }
 
     /// The addresses of a byte of a variable, by lane.

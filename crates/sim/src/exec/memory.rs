@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ptx::instr::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
-use ptx::{Address, DataType, Operand, RegId, Scope, Space};
+use ptx::{DataType, Operand, RegId, Scope, Space};
 
 use super::compute::bank_bytes;
 use super::{Exec, SharedSpan};
@@ -35,10 +35,21 @@ struct Spots {
 
 impl Exec<'_, '_> {
     pub(crate) fn memory(&mut self, op: &Memory) -> Result<(), FaultKind> {
+        let (Memory::Load { space, addr, .. } | Memory::Store { space, addr, .. } | Memory::Atomic { space, addr, .. }) =
+            op;
+        let addresses = self.addresses(*addr);
+        match space {
+            Space::Generic => self.by_windows(op, &addresses),
+            space => self.access(op, *space, &addresses),
+        }
+    }
+
+    /// An access at addresses in one window.
+    pub(crate) fn access(&mut self, op: &Memory, space: Space, addresses: &Lanes) -> Result<(), FaultKind> {
         match op {
-            Memory::Load { space, order, width, dsts, addr } => self.load(*space, *order, *width, dsts, *addr),
-            Memory::Store { space, order, width, srcs, addr } => self.store(*space, *order, width.bytes(), srcs, *addr),
-            Memory::Atomic { .. } => self.atomic(op),
+            Memory::Load { order, width, dsts, .. } => self.load(space, *order, *width, dsts, addresses),
+            Memory::Store { order, width, srcs, .. } => self.store(space, *order, width.bytes(), srcs, addresses),
+            Memory::Atomic { .. } => self.atomic(op, space, addresses),
         }
     }
 
@@ -223,21 +234,21 @@ impl Exec<'_, '_> {
         order: LoadOrder,
         element: Width,
         dsts: &[RegId],
-        addr: Address,
+        addresses: &Lanes,
     ) -> Result<(), FaultKind> {
         let strong = match order {
             LoadOrder::Relaxed(scope) | LoadOrder::Acquire(scope) => Some(scope),
             LoadOrder::Weak | LoadOrder::ReadOnly | LoadOrder::Streaming => None,
         };
-        let (record, addresses) = (self.record(strong), self.addresses(addr));
+        let record = self.record(strong);
         let width = element.bytes();
         let total = width * dsts.len() as u32;
         let plain = strong.is_none();
-        let spots = if plain { self.touch_all(space, &addresses, total, false, record) } else { None };
+        let spots = if plain { self.touch_all(space, addresses, total, false, record) } else { None };
         if let (Some(spots), LoadOrder::Weak, 4) = (&spots, order, width)
             && self.load_words(spots, dsts)
         {
-            self.count(space, &addresses, total, false);
+            self.count(space, addresses, total, false);
             return Ok(());
         }
         let mut values = std::mem::take(&mut self.core.loaded);
@@ -296,7 +307,7 @@ impl Exec<'_, '_> {
             self.warp.taint(*dst, tainted, self.pc);
         }
         self.core.loaded = values;
-        self.count(space, &addresses, total, false);
+        self.count(space, addresses, total, false);
         Ok(())
     }
 
@@ -306,19 +317,19 @@ impl Exec<'_, '_> {
         order: StoreOrder,
         width: u32,
         srcs: &[RegId],
-        addr: Address,
+        addresses: &Lanes,
     ) -> Result<(), FaultKind> {
         let strong = match order {
             StoreOrder::Relaxed(scope) | StoreOrder::Release(scope) => Some(scope),
             StoreOrder::Weak => None,
         };
-        let (record, addresses) = (self.record(strong), self.addresses(addr));
+        let record = self.record(strong);
         let total = width * srcs.len() as u32;
         let plain = strong.is_none();
-        let spots = if plain { self.touch_all(space, &addresses, total, true, record) } else { None };
+        let spots = if plain { self.touch_all(space, addresses, total, true, record) } else { None };
         if let (Some(spots), 4, false) = (&spots, width, self.warp.taints) {
             self.store_words(spots, srcs);
-            self.count(space, &addresses, total, true);
+            self.count(space, addresses, total, true);
             return Ok(());
         }
         let mut written: Vec<(u64, [u8; 32])> = Vec::new();
@@ -360,7 +371,7 @@ impl Exec<'_, '_> {
                 }
             }
         }
-        self.count(space, &addresses, total, true);
+        self.count(space, addresses, total, true);
         Ok(())
     }
 
@@ -402,19 +413,19 @@ impl Exec<'_, '_> {
         touched.map(Some)
     }
 
-    fn atomic(&mut self, op: &Memory) -> Result<(), FaultKind> {
-        let Memory::Atomic { space, op, ty, acq_rel, scope, dst, addr, a, b } = op else { return Ok(()) };
+    fn atomic(&mut self, op: &Memory, space: Space, addresses: &Lanes) -> Result<(), FaultKind> {
+        let Memory::Atomic { op, ty, acq_rel, scope, dst, a, b, .. } = op else { return Ok(()) };
         let width = bank_bytes(ty.bank());
-        let (record, addresses) = (self.record(Some(*scope)), self.addresses(*addr));
+        let record = self.record(Some(*scope));
         let operand = self.warp.value(*a);
         let second = self.warp.value(b.unwrap_or(Operand::Imm(0)));
         let mut old = [0; 32];
         for lane in lanes(self.mask) {
-            let read = self.touch(*space, addresses[lane], width, false, lane, record)?;
+            let read = self.touch(space, addresses[lane], width, false, lane, record)?;
             if let Some(fault) = self.unwritten_at(read, 0, width) {
                 return Err(fault);
             }
-            let spot = self.touch(*space, addresses[lane], width, true, lane, record)?;
+            let spot = self.touch(space, addresses[lane], width, true, lane, record)?;
             old[lane] = word(self.bytes(spot, width as usize));
             let new = combine(*op, *ty, old[lane], [operand[lane], second[lane]]).to_le_bytes();
             if *acq_rel || dst.is_some() {
@@ -426,7 +437,7 @@ impl Exec<'_, '_> {
         if let Some(dst) = dst {
             self.set(*dst, &old);
         }
-        self.count(*space, &addresses, width, true);
+        self.count(space, addresses, width, true);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 mod collective;
 mod compute;
 mod copy;
+mod generic;
 mod memory;
 mod mma;
 mod sync;

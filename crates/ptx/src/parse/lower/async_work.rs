@@ -38,18 +38,30 @@ fn all(words: &mut Words<'_>, wanted: &[&str]) -> Result<(), Refusal> {
     wanted.iter().all(|word| words.take(word)).then_some(()).ok_or(Refusal::Unknown)
 }
 
-/// A window of shared memory, this block's if none is said.
-fn shared(words: &mut Words<'_>) -> Result<Space, Refusal> {
+/// A window of shared memory, if one is said; otherwise addresses are generic.
+fn shared(words: &mut Words<'_>) -> Result<Option<Space>, Refusal> {
     match words.space() {
-        None => Ok(Space::Shared),
         Some(Space::Global) => Err(Refusal::Unknown),
-        Some(space) => Ok(space),
+        window => Ok(window),
     }
+}
+
+/// This block's window, said or not.
+fn own_shared(words: &mut Words<'_>) -> Result<Option<Space>, Refusal> {
+    shared(words)?.map_or(Ok(None), |window| (window == Space::Shared).then_some(Some(window)).ok_or(Refusal::Unknown))
 }
 
 impl<'t> Lower<'_, 't> {
     fn word(&mut self, operand: &Operand<'t>) -> Result<types::Operand, Refusal> {
         self.value(operand, DataType::U32)
+    }
+
+    /// An address in brackets of shared memory: in a window, or generic.
+    pub(super) fn in_shared(&mut self, window: Option<Space>, operand: &Operand<'t>) -> Result<Address, Refusal> {
+        match window {
+            Some(_) => self.address(operand, false),
+            None => self.generic_shared(operand),
+        }
     }
 
     pub(super) fn barrier(
@@ -164,32 +176,29 @@ impl<'t> Lower<'_, 't> {
     fn mbarrier(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Barrier, Refusal> {
         all(words, &["b64"])?;
         if words.take("init") {
-            let ([bar, count], Space::Shared) = (self.exactly(operands)?, shared(words)?) else {
-                return Err(Refusal::Unknown);
-            };
-            return Ok(Barrier::Init { bar: self.address(bar, false)?, count: self.word(count)? });
+            let ([bar, count], window) = (self.exactly(operands)?, own_shared(words)?);
+            return Ok(Barrier::Init { bar: self.in_shared(window, bar)?, count: self.word(count)? });
         }
         if words.take("inval") {
-            let ([bar], Space::Shared) = (self.exactly(operands)?, shared(words)?) else {
-                return Err(Refusal::Unknown);
-            };
-            return Ok(Barrier::Invalidate { bar: self.address(bar, false)? });
+            let ([bar], window) = (self.exactly(operands)?, own_shared(words)?);
+            return Ok(Barrier::Invalidate { bar: self.in_shared(window, bar)? });
         }
         // One that does not wait is one that gives up at once.
         if words.take("try_wait") || words.take("test_wait") {
             all(words, &["parity"])?;
             let (sem, scope) = ordering(words, "acquire");
             // How long to wait at most is a hint.
-            let ([done, bar, parity] | [done, bar, parity, _], Space::Shared) = (operands, shared(words)?) else {
+            let ([done, bar, parity] | [done, bar, parity, _], window) = (operands, own_shared(words)?) else {
                 return Err(Refusal::Unknown);
             };
-            let (done, bar) = (self.register(done, Bank::Pred)?, self.address(bar, false)?);
+            let (done, bar) = (self.register(done, Bank::Pred)?, self.in_shared(window, bar)?);
             return Ok(Barrier::TryWait { done, sem, scope, bar, parity: self.word(parity)? });
         }
         let arrives = words.take("arrive");
         let expects = words.take("expect_tx");
         let (sem, scope) = ordering(words, "release");
-        let space = shared(words)?;
+        let window = shared(words)?;
+        let space = window.unwrap_or(Space::Shared);
         // The state that an arrive returns is not kept: `_`, or nothing.
         let kept = |operand: &Operand<'t>| !matches!(operand, Operand::Name { name, .. } if name.text == "_");
         let operands = match operands {
@@ -203,15 +212,15 @@ impl<'t> Lower<'_, 't> {
         };
         match operands {
             [bar, bytes] if arrives && expects => {
-                let (bar, bytes) = (self.address(bar, false)?, self.word(bytes)?);
+                let (bar, bytes) = (self.in_shared(window, bar)?, self.word(bytes)?);
                 Ok(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes })
             }
             // It is relaxed whether or not that is said.
             [bar, bytes] if expects => {
-                Ok(Barrier::ExpectTx { space, bar: self.address(bar, false)?, bytes: self.word(bytes)? })
+                Ok(Barrier::ExpectTx { space, bar: self.in_shared(window, bar)?, bytes: self.word(bytes)? })
             }
             [bar, count @ ..] if arrives && count.len() < 2 => {
-                let bar = self.address(bar, false)?;
+                let bar = self.in_shared(window, bar)?;
                 let count = count.first().map(|count| self.word(count)).transpose()?;
                 Ok(Barrier::Arrive { space, sem, scope, bar, count })
             }
@@ -302,11 +311,9 @@ impl<'t> Lower<'_, 't> {
             }
             "clusterlaunchcontrol" => {
                 all(words, &["try_cancel", "async", "mbarrier::complete_tx::bytes", "b128"])?;
-                let (Space::Shared, multicast) = (shared(words)?, words.take("multicast::cluster::all")) else {
-                    return Err(Refusal::Unknown);
-                };
+                let (window, multicast) = (own_shared(words)?, words.take("multicast::cluster::all"));
                 let [dst, bar] = self.exactly(operands)?;
-                AsyncCopy::TryCancel { dst: self.address(dst, false)?, bar: self.address(bar, false)?, multicast }
+                AsyncCopy::TryCancel { dst: self.in_shared(window, dst)?, bar: self.in_shared(window, bar)?, multicast }
             }
             _ => {
                 all(words, &["async"])?;
@@ -366,8 +373,8 @@ impl<'t> Lower<'_, 't> {
         let ([map, ..], [value]) = (operands, operands.get(rest..).unwrap_or_default()) else {
             return Err(Refusal::Unknown);
         };
-        let space = words.space().ok_or(Refusal::Unknown)?;
-        let mut addr = self.address(map, space == Space::Global)?;
+        let space = words.space().unwrap_or(Space::Generic);
+        let mut addr = self.address(map, space.is_wide())?;
         addr.offset = addr.offset.checked_add(field.offset() as i32).ok_or(Refusal::Unknown)?;
         let (ty, width) = if wide { (DataType::U64, Width::B64) } else { (DataType::U32, Width::B32) };
         let (op, mode, dst) = (UnaryOp::Move, FloatMode::PLAIN, self.fresh(ty.bank())?);
@@ -610,8 +617,8 @@ impl<'t> Lower<'_, 't> {
         let op = if words.take("alloc") {
             all(words, &["sync", "aligned", "b32"])?;
             let [dst, columns] = self.exactly(operands)?;
-            let Space::Shared = shared(words)? else { return Err(Refusal::Unknown) };
-            Tcgen05::Alloc { group: of_group?, dst: self.address(dst, false)?, columns: self.word(columns)? }
+            let window = own_shared(words)?;
+            Tcgen05::Alloc { group: of_group?, dst: self.in_shared(window, dst)?, columns: self.word(columns)? }
         } else if words.take("dealloc") {
             all(words, &["sync", "aligned", "b32"])?;
             let [addr, columns] = self.exactly(operands)?;
@@ -629,8 +636,10 @@ impl<'t> Lower<'_, 't> {
             self.tensor_multiplication(of_group?, words, operands)?
         } else if words.take("commit") {
             all(words, &["mbarrier::arrive::one", "b64"])?;
-            let ([bar, rest @ ..], Space::Cluster) = (operands, shared(words)?) else { return Err(Refusal::Unknown) };
-            let bar = self.address(bar, false)?;
+            let ([bar, rest @ ..], window @ (None | Some(Space::Cluster))) = (operands, shared(words)?) else {
+                return Err(Refusal::Unknown);
+            };
+            let bar = self.in_shared(window, bar)?;
             let (multicast, None) = self.options(words, rest)? else { return Err(Refusal::Unknown) };
             Tcgen05::Commit { group: of_group?, bar, multicast }
         } else if words.take("ld") || words.has("st") {

@@ -93,14 +93,8 @@ impl<'t> Lower<'_, 't> {
             }
             "cvt" => self.convert(words, operands)?,
             "cvta" => return self.address_cast(words, operands),
-            "mapa" => {
-                if !(words.take("shared::cluster") && words.take("u32")) {
-                    return Err(Refusal::Unknown);
-                }
-                let [dst, a, rank] = self.exactly(operands)?;
-                let (dst, a) = (self.register(dst, Bank::B32)?, self.register(a, Bank::B32)?);
-                Arith::MapShared { dst, a, rank: self.value(rank, DataType::U32)? }
-            }
+            "mapa" => return self.map_shared(words, operands),
+            "isspacep" => self.in_window(words, operands)?,
             "createpolicy" => {
                 let keep = words.pick(&[("L2::evict_first", false), ("L2::evict_last", true)]);
                 let (Some(keep), true, [dst]) = (keep, words.take("fractional") && words.take("b64"), operands) else {
@@ -419,9 +413,9 @@ impl<'t> Lower<'_, 't> {
                         let offset = u32::try_from(plus + i64::from(offset)).map_err(|_| Refusal::Unknown)?;
                         Arith::SharedAddress { dst: self.register(dst, Bank::B32)?, offset }
                     }
-                    Symbol::Variable(variable) if ty.bank() == Bank::B64 => {
-                        let offset = u32::try_from(*plus).map_err(|_| Refusal::Unknown)?;
-                        Arith::VariableAddress { dst: self.register(dst, Bank::B64)?, variable, offset }
+                    Symbol::Shared(_) | Symbol::Variable(_) if ty.bank() == Bank::B64 => {
+                        let dst = self.register(dst, Bank::B64)?;
+                        return self.wide_address(dst, a);
                     }
                     Symbol::Param(param) if ty.bits() >= 32 && *plus == 0 => {
                         Arith::ParamTable { dst: self.register(dst, ty.bank())?, param }
@@ -436,6 +430,22 @@ impl<'t> Lower<'_, 't> {
             }
         };
         self.emit(op);
+        Ok(())
+    }
+
+    /// The address of a variable, in 64 bits, in its own window.
+    pub(super) fn wide_address(&mut self, dst: RegId, of: &Operand<'t>) -> Result<(), Refusal> {
+        let (symbol, plus) = self.symbol(of)?;
+        let byte = |from: u32| u32::try_from(plus + i64::from(from)).map_err(|_| Refusal::Unknown);
+        match symbol {
+            Symbol::Shared(start) => {
+                let (offset, near) = (byte(start)?, self.fresh(Bank::B32)?);
+                self.emit(Arith::SharedAddress { dst: near, offset });
+                self.extend(dst, near, false);
+            }
+            Symbol::Variable(variable) => self.emit(Arith::VariableAddress { dst, variable, offset: byte(0)? }),
+            _ => return Err(Refusal::Unknown),
+        }
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use super::words::Words;
 use super::{Lower, Refusal, Symbol};
 use crate::instr::{
-    Arith, AtomicOp, BinaryOp, FloatMode, LoadOrder, Memory, Op, ParamBase, StoreOrder, UnaryOp, Width,
+    Arith, AtomicOp, BinaryOp, FloatMode, LoadOrder, Memory, Op, ParamBase, StoreOrder, UnaryOp, Width, Window,
 };
 use crate::parse::syntax::Operand;
 use crate::print;
@@ -46,7 +46,14 @@ impl<'t> Lower<'_, 't> {
     /// Addresses of one window as addresses of another.
     pub(super) fn address_cast(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         let [dst, a] = self.exactly(operands)?;
-        let (dst, a) = (self.register(dst, Bank::B64)?, self.register(a, Bank::B64)?);
+        let dst = self.register(dst, Bank::B64)?;
+        let a = match self.symbol(a)? {
+            (Symbol::Shared(_) | Symbol::Variable(_), _) => {
+                self.wide_address(dst, a)?;
+                dst
+            }
+            _ => self.register(a, Bank::B64)?,
+        };
         words.take("u64");
         let to = words.take("to");
         if to && words.take("global") {
@@ -59,10 +66,11 @@ impl<'t> Lower<'_, 't> {
             self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: crate::types::Operand::Reg(a) });
             return Ok(());
         }
-        if to {
-            return Err(Refusal::Unknown);
+        if words.space().is_some() {
+            self.emit(if to { Arith::ToShared { dst, a } } else { Arith::FromShared { dst, a } });
+            return Ok(());
         }
-        if !words.take("param") {
+        if !(words.take("param") || words.take("param::entry")) {
             return Err(Refusal::Unknown);
         }
         // The address of a parameter that was just taken becomes a generic one in its place.
@@ -77,6 +85,46 @@ impl<'t> Lower<'_, 't> {
         // Parameters have the same addresses in their own window.
         let (ty, mode) = (DataType::U64, FloatMode::PLAIN);
         self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: crate::types::Operand::Reg(a) });
+        Ok(())
+    }
+
+    /// Asks in which window a generic address is.
+    pub(super) fn in_window(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
+        let named = |word: &str| match word {
+            "shared::cta" => Some(Window::Shared),
+            "param::entry" => Some(Window::Param),
+            word => Window::ALL.into_iter().find(|window| print::window(*window) == word),
+        };
+        let window = words.find(named).ok_or(Refusal::Unknown)?;
+        let [dst, a] = self.exactly(operands)?;
+        Ok(Arith::InWindow { dst: self.register(dst, Bank::Pred)?, window, a: self.register(a, Bank::B64)? })
+    }
+
+    /// The same byte in another block of the cluster: of a generic address, or of one in the window.
+    pub(super) fn map_shared(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        let in_window = words.take("shared::cluster");
+        let [dst, a, rank] = self.exactly(operands)?;
+        let rank = self.value(rank, DataType::U32)?;
+        if in_window && words.take("u32") {
+            let (dst, a) = (self.register(dst, Bank::B32)?, self.register(a, Bank::B32)?);
+            self.emit(Arith::MapShared { dst, a, rank });
+            return Ok(());
+        }
+        if !words.take("u64") {
+            return Err(Refusal::Unknown);
+        }
+        let (wide, mut a) = (self.register(dst, Bank::B64)?, self.register(a, Bank::B64)?);
+        if !in_window {
+            let dst = self.fresh(Bank::B64)?;
+            self.emit(Arith::ToShared { dst, a });
+            a = dst;
+        }
+        let (a, dst) = (self.low_half(a)?, self.fresh(Bank::B32)?);
+        self.emit(Arith::MapShared { dst, a, rank });
+        self.extend(wide, dst, false);
+        if !in_window {
+            self.emit(Arith::FromShared { dst: wide, a: wide });
+        }
         Ok(())
     }
 
@@ -170,10 +218,9 @@ impl<'t> Lower<'_, 't> {
         }
         let space = match words.space() {
             Some(space) => space,
-            None if words.take("local") || words.take("const") || self.generic => Space::Global,
-            None => return Err(Refusal::Unknown),
+            None if words.take("local") || words.take("const") => Space::Global,
+            None => Space::Generic,
         };
-        let wide = space == Space::Global;
         if matches!(opcode, "atom" | "red") {
             return self.atomic(opcode, words, operands, space);
         }
@@ -188,7 +235,7 @@ impl<'t> Lower<'_, 't> {
         };
         let [first, second] = self.exactly(operands)?;
         let (regs, addr) = if opcode == "ld" { (first, second) } else { (second, first) };
-        let (addr, mut extended) = (self.address(addr, wide)?, None);
+        let (addr, mut extended) = (self.address(addr, space.is_wide())?, None);
         let regs = match self.symbol(regs) {
             Ok((Symbol::Wide(halves), 0)) if whole => halves.to_vec(),
             // Of a register that is too wide, the low half is stored.
@@ -292,7 +339,7 @@ impl<'t> Lower<'_, 't> {
             [addr, a, b] if op == AtomicOp::CompareExchange => (addr, a, Some(b)),
             _ => return Err(Refusal::Other("an address and an operand, two for cas".into())),
         };
-        let (addr, a) = (self.address(addr, space == Space::Global)?, self.value(a, ty)?);
+        let (addr, a) = (self.address(addr, space.is_wide())?, self.value(a, ty)?);
         let b = b.map(|b| self.value(b, ty)).transpose()?;
         // A reduction that releases is an atomic whose result nobody reads.
         let dst = match (dst, acq_rel) {

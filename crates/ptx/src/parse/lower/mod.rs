@@ -87,8 +87,6 @@ struct Lower<'m, 't> {
     registers: u64,
     /// Where dynamic shared memory begins.
     dynamic: u32,
-    /// Whether generic addresses are all those of global memory, since nobody makes others.
-    generic: bool,
     /// A word of shared memory in which barriers count votes, if there are such.
     votes: Option<u32>,
     /// Of the functions that are being put in place of their calls, where each one's end is.
@@ -148,7 +146,6 @@ pub(super) fn lower<'t>(
         labels: if numbered_labels { function.statements } else { 0 },
         registers: 0,
         dynamic: 0,
-        generic: false,
         votes: None,
         returns: Vec::new(),
         inlined: 0,
@@ -175,7 +172,6 @@ pub(super) fn lower<'t>(
         lower.addressed(variable)?;
     }
     let bodies: Vec<&Vec<Statement<'t>>> = called().chain([body]).collect();
-    lower.generic = !bodies.iter().any(|body| converts(body, &["shared", "param"]));
     lower.params(function)?;
     lower.shared_memory(&names, &bodies, shape.dynamic_shared)?;
     lower.block(body)?;
@@ -336,18 +332,6 @@ fn votes(body: &[Statement<'_>]) -> bool {
             matches!(instruction.opcode.text, "bar" | "barrier") && instruction.modifiers.contains(&"red")
         }
         Statement::Block(inner) => votes(inner),
-        _ => false,
-    })
-}
-
-/// Whether an address of one of some windows is made a generic one.
-fn converts(body: &[Statement<'_>], windows: &[&str]) -> bool {
-    body.iter().any(|statement| match statement {
-        Statement::Instruction(instruction) => {
-            let from = |window: &&str| instruction.modifiers.iter().any(|word| word.starts_with(*window));
-            instruction.opcode.text == "cvta" && windows.iter().any(from)
-        }
-        Statement::Block(inner) => converts(inner, windows),
         _ => false,
     })
 }

@@ -165,6 +165,21 @@ impl<'t> Lower<'_, 't> {
         Ok(Address { base, offset })
     }
 
+    /// An address in brackets of shared memory that no word says the window of: a generic one, which must be of shared
+    /// memory.
+    pub(super) fn generic_shared(&mut self, operand: &syntax::Operand<'t>) -> Result<Address, Refusal> {
+        let [part] = self.bracketed(operand)? else { return Err(Refusal::Unknown) };
+        let (Symbol::Register(a), plus) = self.symbol(part)? else { return self.place(part, false) };
+        if a.bank != Bank::B64 {
+            return self.place(part, false);
+        }
+        let offset =
+            i32::try_from(plus).map_err(|_| self.wrong(part.at(), &plus.to_string(), "an offset of 32 bits"))?;
+        let dst = self.fresh(Bank::B64)?;
+        self.emit(Arith::ToShared { dst, a });
+        Ok(Address { base: Base::Reg(self.low_half(dst)?), offset })
+    }
+
     /// A register in brackets, without an offset.
     pub(super) fn register_in_brackets(&mut self, operand: &syntax::Operand<'t>, bank: Bank) -> Result<RegId, Refusal> {
         match self.bracketed(operand)? {

@@ -100,13 +100,14 @@ impl<'t> Lower<'_, 't> {
     fn matrix(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         let count = words.pick(&[("x1", 1), ("x2", 2), ("x4", 4)]).ok_or(Refusal::Unknown)?;
         let all = words.take("aligned") && words.take("m8n8") && words.take("b16");
-        if !all || words.space() != Some(Space::Shared) {
+        let window = words.space();
+        if !all || !matches!(window, None | Some(Space::Shared)) {
             return Err(Refusal::Unknown);
         }
         let transpose = words.take("trans");
         let [first, second] = self.exactly(operands)?;
         let (regs, addr) = if opcode == "ldmatrix" { (first, second) } else { (second, first) };
-        let (regs, addr) = (self.registers(regs, Bank::B32)?, self.address(addr, false)?);
+        let (regs, addr) = (self.registers(regs, Bank::B32)?, self.in_shared(window, addr)?);
         if regs.len() != count {
             return Err(Refusal::Other(format!("{count} registers, not {}", regs.len())));
         }
