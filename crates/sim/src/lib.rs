@@ -166,6 +166,7 @@ mod exec;
 mod explore;
 mod flag;
 mod flight;
+mod fragment;
 mod gpu;
 mod invocation;
 mod landing;

@@ -9,8 +9,8 @@
 use std::ops::Range;
 
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Collector, Control, FloatMode, Instr, MatrixA, Mma, PredicateOp,
-    Semantics, Tcgen05, TensorA, Warp, Wgmma,
+    Accumulate, Arith, AsyncCopy, Barrier, BinaryOp, Collector, Control, FloatMode, Fragments, Instr, MatrixA, Mma,
+    PredicateOp, Semantics, Tcgen05, TensorA, Warp, Wgmma,
 };
 use ptx::{Bank, DataType, Kernel, Op, Operand, RegId};
 
@@ -50,7 +50,11 @@ pub fn mutants_within(kernel: &Kernel, positions: Range<usize>) -> Vec<Mutant> {
             Op::Wgmma(op) => nursery.multiplications(at, op),
             Op::Tcgen05(op) => nursery.tensor_work(at, op),
             Op::Warp(Warp::Sync { .. }) => nursery.remove(at, "warp barrier dropped", 1),
-            Op::Memory(_) | Op::Warp(Warp::LoadMatrix { .. }) => nursery.remove(at, "memory access dropped", 1),
+            Op::Memory(_)
+            | Op::Warp(Warp::LoadMatrix { .. })
+            | Op::Fragments(Fragments::Load { .. } | Fragments::Store { .. }) => {
+                nursery.remove(at, "memory access dropped", 1)
+            }
             Op::Control(Control::SetMaxRegisters { .. }) => nursery.remove(at, "register budget left alone", 1),
             Op::Control(Control::GridDependencyWait) => nursery.remove(at, "grid dependency ignored", 1),
             _ => {}

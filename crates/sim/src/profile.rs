@@ -57,7 +57,8 @@ impl Profile {
             Op::Warp(_) => &mut self.collective,
             Op::Barrier(_) | Op::Fence(_) => &mut self.synchronisation,
             Op::Copy(_) => &mut self.copies,
-            Op::Mma(_) | Op::Wgmma(_) | Op::Tcgen05(_) => &mut self.tensor,
+            Op::Fragments(ptx::instr::Fragments::Load { .. } | ptx::instr::Fragments::Store { .. }) => &mut self.memory,
+            Op::Mma(_) | Op::Fragments(_) | Op::Wgmma(_) | Op::Tcgen05(_) => &mut self.tensor,
             Op::Control(_) | Op::Unknown(_) => &mut self.control,
         };
         *class += 1;

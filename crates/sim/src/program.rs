@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-use ptx::instr::{Access, Arith, AsyncCopy, Barrier, Control, Guard, MatrixA, Memory, Tcgen05, Wgmma};
+use ptx::instr::{Access, Arith, AsyncCopy, Barrier, Control, Fragments, Guard, MatrixA, Memory, Tcgen05, Wgmma};
 use ptx::{Bank, Instr, Kernel, Op, RegId, Space};
 
 use crate::error::{FaultKind, Site};
@@ -384,7 +384,7 @@ fn is_of_threads(op: &Op) -> bool {
 
 fn wakes(op: &Op) -> bool {
     match op {
-        Op::Arith(_) | Op::Memory(_) | Op::Warp(_) | Op::Fence(_) | Op::Mma(_) => false,
+        Op::Arith(_) | Op::Memory(_) | Op::Warp(_) | Op::Fence(_) | Op::Mma(_) | Op::Fragments(_) => false,
         Op::Barrier(op) => !matches!(op, Barrier::TryWait { .. }),
         Op::Control(op) => !matches!(op, Control::Label(_) | Control::Branch { .. }),
         Op::Copy(_) | Op::Wgmma(_) | Op::Tcgen05(_) | Op::Unknown(_) => true,
@@ -426,6 +426,11 @@ fn unit(kernel: &Kernel, global: bool) -> u32 {
             Some(width.bytes() * regs.len() as u32)
         }
         Op::Memory(Memory::Atomic { space, ty, .. }) if touches(*space) => Some(ty.bits() / 8),
+        Op::Fragments(Fragments::Load { fragment, space, .. } | Fragments::Store { fragment, space, .. })
+            if touches(*space) =>
+        {
+            Some(fragment.ty.bits() / 8)
+        }
         Op::Copy(AsyncCopy::ThreadCopy { bytes, .. }) => Some(*bytes),
         Op::Copy(AsyncCopy::StoreAsync { srcs, .. }) if !global => Some(4 * srcs.len() as u32),
         Op::Barrier(Barrier::Init { .. }) if !global => Some(8),

@@ -126,7 +126,7 @@ pub(crate) fn wide_rows(element: MatrixElement, rows: &[[u8; 32]]) -> Vec<f32> {
 }
 
 /// One element from its bytes.
-fn decode(element: MatrixElement, bytes: &[u8]) -> f32 {
+pub(crate) fn decode(element: MatrixElement, bytes: &[u8]) -> f32 {
     let word = bytes.iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
     match element {
         MatrixElement::F16 => f16::from_bits(word as u16).to_f32(),

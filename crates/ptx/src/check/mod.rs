@@ -97,6 +97,7 @@ impl Check<'_> {
             Op::Fence(op) => self.fence(*op),
             Op::Copy(op) => self.copy(op),
             Op::Mma(op) => self.mma(op),
+            Op::Fragments(op) => self.fragments(op),
             Op::Wgmma(op) => self.wgmma(op),
             Op::Tcgen05(op) => self.tcgen05(op),
             Op::Control(op) => self.control(*op),

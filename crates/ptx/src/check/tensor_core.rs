@@ -3,10 +3,13 @@
 use super::Check;
 use crate::descriptor::{BlockScaledShape, DenseShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
-use crate::instr::{Accumulate, CtaGroup, DenseKind, MatrixA, MatrixElement, Mma, Op, Tcgen05, TensorA, Wgmma};
+use crate::instr::{
+    Accumulate, CtaGroup, DenseKind, Fragment, Fragments, MatrixA, MatrixElement, MatrixType, Mma, Op, Tcgen05,
+    TensorA, Wgmma,
+};
 use crate::rule::Rule;
 use crate::target::Feature;
-use crate::types::{Bank, Operand, RegId, Space};
+use crate::types::{Bank, DataType, Operand, RegId, Space};
 
 /// Column counts of one load from tensor memory, or store to it.
 const COLUMN_COUNTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -32,6 +35,40 @@ impl Check<'_> {
             self.banks("a register of scales", &[*scale_a, *scale_b], Bank::B32);
             self.value("the lanes that give scales of A", (*lanes_a).into(), "0 or 1", |n| n < 2);
             self.value("the lane that gives scales of B", (*lane_b).into(), "0 to 3", |n| n < 4);
+        }
+    }
+
+    pub(super) fn fragments(&mut self, op: &Fragments) {
+        let whole = u64::from(self.kernel.launch.threads);
+        self.value("threads of a block with wmma", whole, "whole warps of 32", |n| n % 32 == 0);
+        let (fragments, place): (&[(Fragment, &Vec<RegId>)], _) = match op {
+            Fragments::Load { fragment, space, dsts: regs, addr, stride }
+            | Fragments::Store { fragment, space, srcs: regs, addr, stride } => {
+                (&[(*fragment, regs)], Some((*space, *addr, *stride)))
+            }
+            Fragments::Multiply { d, a, b, c, .. } => (&[d, a, b, c].map(|(fragment, regs)| (*fragment, regs)), None),
+        };
+        for (fragment, regs) in fragments {
+            self.value("fragments that PTX does not have", u64::from(!fragment.exists()), "none", |n| n == 0);
+            self.banks("a register of a fragment", regs, fragment.ty.bank());
+            let (found, wanted) = (regs.len(), "as many as the fragment has");
+            self.count("registers of a fragment", found, wanted, &[fragment.registers()]);
+        }
+        if let Some((space, addr, stride)) = place {
+            self.reach(Some(space), None);
+            self.address("a matrix", space, addr, 4, 4);
+            stride.into_iter().for_each(|stride| self.operand("the stride", stride, DataType::U32));
+        }
+        if let Fragments::Multiply { saturate, d, a, b, c } = op {
+            let exists = Fragments::multiplies(d.0, a.0, b.0, c.0) && (!saturate || d.0.ty == MatrixType::S32);
+            self.value("multiplications that PTX does not have", u64::from(!exists), "none", |n| n == 0);
+            if a.0.ty == MatrixType::F64 && d.0.order.is_none() && d.0.shape[0] == 16 {
+                self.feature("mma.sync of sixteen rows in double precision", Feature::Clusters);
+            }
+            if let MatrixType::Of(MatrixElement::E4m3 | MatrixElement::E5m2) = a.0.ty {
+                self.feature("mma.sync of eight-bit floats", Feature::EightBitFloats);
+            }
+            self.distinct("the accumulators of a multiplication", d.1.clone());
         }
     }
 

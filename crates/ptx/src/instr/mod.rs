@@ -1,13 +1,14 @@
 //! Instructions as plain values.
 //!
 //! An [`Instr`] is an operation, an optional guard and the phase of the kernel it belongs to. Operations are grouped by
-//! family, one file each: arithmetic, memory, warp, barriers, copies, tensor cores (three ways), control. Every
+//! family, one file each: arithmetic, memory, warp, barriers, copies, tensor cores (four ways), control. Every
 //! field is plain data; nothing here knows how an instruction was built, and all of it can be taken apart again.
 
 mod arith;
 mod barrier;
 mod control;
 mod copy;
+mod fragment;
 mod memory;
 mod mma;
 mod registers;
@@ -22,6 +23,8 @@ pub use arith::{
 pub use barrier::{Barrier, Fence, Semantics};
 pub use control::{Control, Label, RegisterChange, Unknown};
 pub use copy::AsyncCopy;
+pub(crate) use fragment::dense;
+pub use fragment::{Fragment, Fragments, MatrixOrder, MatrixType, Role};
 pub use memory::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
 pub use mma::Mma;
 pub use registers::Access;
@@ -70,6 +73,8 @@ pub enum Op {
     Copy(AsyncCopy),
     /// Tensor cores by the warp.
     Mma(Mma),
+    /// Tensor cores by the warp, in other shapes and with matrices in memory.
+    Fragments(Fragments),
     /// Hopper's tensor cores.
     Wgmma(Wgmma),
     /// Blackwell's tensor cores and tensor memory.
@@ -98,6 +103,7 @@ families!(
     Fence(Fence),
     Copy(AsyncCopy),
     Mma(Mma),
+    Fragments(Fragments),
     Wgmma(Wgmma),
     Tcgen05(Tcgen05),
     Control(Control),

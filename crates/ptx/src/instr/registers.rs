@@ -2,7 +2,7 @@
 //! simulator to notice registers that an asynchronous instruction still owns.
 
 use super::{
-    Accumulate, Arith, AsyncCopy, Barrier, Control, E4m3Source, Instr, MatrixA, Memory, Mma, Op, ParamBase,
+    Accumulate, Arith, AsyncCopy, Barrier, Control, E4m3Source, Fragments, Instr, MatrixA, Memory, Mma, Op, ParamBase,
     PredicateOp, Tcgen05, TensorA, Warp, Wgmma,
 };
 use crate::types::{Address, Base, Operand, RegId};
@@ -34,6 +34,7 @@ impl Instr {
             Op::Barrier(op) => barrier(op, visit),
             Op::Copy(op) => copy(op, visit),
             Op::Mma(op) => mma(op, visit),
+            Op::Fragments(op) => fragments(op, visit),
             Op::Wgmma(op) => wgmma(op, visit),
             Op::Tcgen05(op) => tcgen05(op, visit),
             Op::Fence(_) | Op::Unknown(_) => {}
@@ -321,6 +322,25 @@ fn mma(op: &Mma, visit: &mut Visit<'_>) {
         each(&[*scale_a, *scale_b], Access::Read, visit);
     }
     each(d, Access::Update, visit);
+}
+
+fn fragments(op: &Fragments, visit: &mut Visit<'_>) {
+    match op {
+        Fragments::Load { dsts, addr, stride, .. } => {
+            read_address(*addr, visit);
+            stride.iter().for_each(|&stride| read(stride, visit));
+            each(dsts, Access::Write, visit);
+        }
+        Fragments::Store { srcs, addr, stride, .. } => {
+            read_address(*addr, visit);
+            stride.iter().for_each(|&stride| read(stride, visit));
+            each(srcs, Access::Read, visit);
+        }
+        Fragments::Multiply { d, a, b, c, .. } => {
+            [a, b, c].into_iter().for_each(|(_, regs)| each(regs, Access::Read, visit));
+            each(&d.1, Access::Write, visit);
+        }
+    }
 }
 
 fn wgmma(op: &Wgmma, visit: &mut Visit<'_>) {

@@ -5,13 +5,17 @@
 
 mod async_work;
 mod compute;
+mod fragment;
 
 pub(crate) use async_work::dense_kind;
 pub(crate) use compute::{atomic, comparison, direction, element_name, reduce, rounding_mode, special, window};
+pub(crate) use fragment::{matrix_type, order};
 
 use std::fmt::Write as _;
 
-use crate::instr::{Arith, Control, Instr, LoadOrder, MatrixElement, Memory, Mma, Op, RegisterChange};
+use crate::instr::{
+    Arith, Control, Fragments, Instr, LoadOrder, MatrixElement, MatrixType, Memory, Mma, Op, RegisterChange,
+};
 use crate::kernel::{Kernel, ParamType, Variable, VariableSpace};
 use crate::target::Target;
 use crate::types::{Address, Bank, Base, DataType, Operand, PhaseId, RegId, Scope, Space};
@@ -65,8 +69,12 @@ impl Kernel {
                 Op::Arith(Arith::Policy { .. }) | Op::Memory(Memory::Load { order: LoadOrder::Streaming, .. })
             )
         };
-        let eight_bits = |instr: &Instr| {
-            matches!(instr.op, Op::Mma(Mma::Dense { element: MatrixElement::E4m3 | MatrixElement::E5m2, .. }))
+        let eight_bits = |instr: &Instr| match &instr.op {
+            Op::Mma(Mma::Dense { element, .. }) => matches!(element, MatrixElement::E4m3 | MatrixElement::E5m2),
+            Op::Fragments(Fragments::Multiply { a, .. }) => {
+                matches!(a.0.ty, MatrixType::Of(MatrixElement::E4m3 | MatrixElement::E5m2))
+            }
+            _ => false,
         };
         let converted = |instr: &Instr| matches!(instr.op, Op::Arith(Arith::ConvertE4m3 { .. }));
         let with_floats = match () {
@@ -114,6 +122,7 @@ impl Kernel {
             Op::Fence(op) => async_work::fence(*op),
             Op::Copy(op) => async_work::copy(op),
             Op::Mma(op) => compute::mma(op),
+            Op::Fragments(op) => fragment::fragments(op, self.target),
             Op::Wgmma(op) => async_work::wgmma(op),
             Op::Tcgen05(op) => async_work::tcgen05(op, self.target),
             Op::Control(op) => control(*op),

@@ -4,9 +4,9 @@
 
 use ptx::instr::{
     Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Control, DenseKind, Direction,
-    E4m3Source, Fence, FloatMode, LoadOrder, LogicOp, MatrixA, MatrixElement, Memory, Mma, ParamBase, PredicateOp,
-    ReduceOp, Rounding, Semantics, ShuffleMode, StoreOrder, Tcgen05, TensorA, TernaryOp, UnaryOp, VoteMode, Warp,
-    Wgmma, Width, Window,
+    E4m3Source, Fence, FloatMode, Fragment, Fragments, LoadOrder, LogicOp, MatrixA, MatrixElement, MatrixOrder,
+    MatrixType, Memory, Mma, ParamBase, PredicateOp, ReduceOp, Role, Rounding, Semantics, ShuffleMode, StoreOrder,
+    Tcgen05, TensorA, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width, Window,
 };
 use ptx::{
     Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Feature, Instr, Kernel, Label, LaunchBounds, Op,
@@ -55,6 +55,8 @@ pub fn all() -> Vec<Family> {
         ampere("barriers", barriers()),
         ampere("thread copies", thread_copies()),
         ampere("mma", mma()),
+        ampere("fragments", fragments()),
+        hopper("fragments", fragments()),
         ampere("control", control()),
         desktop("mma", mma()),
         desktop("warps", warps()),
@@ -580,6 +582,66 @@ fn thread_copies() -> Vec<Op> {
     }
     ops.push(Arith::Policy { dst: d(1), keep: true }.into());
     ops.extend([0, 1, 7].map(|pending| AsyncCopy::WaitThreadGroup { pending }.into()));
+    ops
+}
+
+/// Matrices of every role, type and order in every shape, to and from memory, and every multiplication of them.
+fn fragments() -> Vec<Op> {
+    let shapes = [
+        [16, 16, 16],
+        [32, 8, 16],
+        [8, 32, 16],
+        [16, 16, 8],
+        [8, 8, 4],
+        [16, 8, 4],
+        [16, 8, 8],
+        [16, 8, 16],
+        [16, 8, 32],
+        [8, 8, 16],
+    ];
+    let orders = [MatrixOrder::Rows, MatrixOrder::Columns];
+    let regs = |fragment: Fragment, from: u32| -> Vec<RegId> {
+        (from..).map(|index| reg(fragment.ty.bank(), index % 8)).take(fragment.registers()).collect()
+    };
+    let mut ops: Vec<Op> = Vec::new();
+    for shape in shapes {
+        for ty in MatrixType::ALL {
+            for order in orders {
+                for role in [Role::A, Role::B, Role::Sums] {
+                    let fragment = Fragment { role, shape, ty, order: Some(order) };
+                    for (space, stride) in
+                        SPACES.into_iter().zip([None, Some(imm(64)), None, Some(Operand::Reg(r(50)))])
+                    {
+                        let addr = address(space);
+                        ops.push(Fragments::Load { fragment, space, dsts: regs(fragment, 0), addr, stride }.into());
+                        if role == Role::Sums {
+                            ops.push(
+                                Fragments::Store { fragment, space, srcs: regs(fragment, 0), addr, stride }.into(),
+                            );
+                        }
+                    }
+                }
+            }
+            for (of_b, sums) in MatrixType::ALL.into_iter().flat_map(|b| MatrixType::ALL.map(|sums| (b, sums))) {
+                for (of_d, orders) in MatrixType::ALL.into_iter().flat_map(|d| {
+                    [None, Some([orders[0], orders[1]]), Some([orders[1], orders[0]])].map(|orders| (d, orders))
+                }) {
+                    let fragment = |role, ty, order| Fragment { role, shape, ty, order };
+                    let rows = orders.map(|_| MatrixOrder::Rows);
+                    let a = fragment(Role::A, ty, orders.map(|orders| orders[0]));
+                    let b = fragment(Role::B, of_b, orders.map(|orders| orders[1]));
+                    let (c, d) = (fragment(Role::Sums, sums, rows), fragment(Role::Sums, of_d, rows));
+                    if !Fragments::multiplies(d, a, b, c) {
+                        continue;
+                    }
+                    for saturate in YES_NO {
+                        let [d, a, b, c] = [d, a, b, c].map(|fragment| (fragment, regs(fragment, 0)));
+                        ops.push(Fragments::Multiply { saturate, d, a, b, c }.into());
+                    }
+                }
+            }
+        }
+    }
     ops
 }
 

@@ -56,7 +56,7 @@ impl Exec<'_, '_> {
     }
 
     /// What was never written may be put into shared memory, and not into what outlives the block.
-    fn check_stored(&mut self, srcs: &[RegId]) -> Result<(), FaultKind> {
+    pub(super) fn check_stored(&mut self, srcs: &[RegId]) -> Result<(), FaultKind> {
         for src in srcs {
             let tainted = self.warp.tainted(*src) & self.mask;
             if tainted != 0 {

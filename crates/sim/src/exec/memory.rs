@@ -21,7 +21,7 @@ use crate::race::{Proxy, RecordId};
 
 /// A resolved place of either memory.
 #[derive(Clone, Copy)]
-enum Spot {
+pub(super) enum Spot {
     Global { buffer: usize, offset: usize, address: u64 },
     Shared(SharedSpan),
 }
@@ -182,7 +182,7 @@ impl Exec<'_, '_> {
     }
 
     /// Whether some of the bytes from a place on were never written.
-    fn lacks(&self, spot: Spot, at: u32, bytes: u32) -> bool {
+    pub(super) fn lacks(&self, spot: Spot, at: u32, bytes: u32) -> bool {
         let (written, start) = match spot {
             Spot::Global { buffer, offset, .. } => (&*self.core.memory.buffers[buffer].written, offset),
             Spot::Shared(span) => (&self.cluster.blocks[span.block].shared.written, span.offset as usize),
@@ -191,7 +191,7 @@ impl Exec<'_, '_> {
     }
 
     /// What is wrong with reading some of the bytes from a place on, if they were never written.
-    fn unwritten_at(&self, spot: Spot, at: u32, bytes: u32) -> Option<FaultKind> {
+    pub(super) fn unwritten_at(&self, spot: Spot, at: u32, bytes: u32) -> Option<FaultKind> {
         match spot {
             Spot::Global { buffer, offset, address } => {
                 let start = offset + at as usize;
@@ -203,7 +203,7 @@ impl Exec<'_, '_> {
         }
     }
 
-    fn bytes(&self, spot: Spot, bytes: usize) -> &[u8] {
+    pub(super) fn bytes(&self, spot: Spot, bytes: usize) -> &[u8] {
         match spot {
             Spot::Global { buffer, offset, .. } => &self.core.memory.buffers[buffer].data[offset..offset + bytes],
             Spot::Shared(span) => {
@@ -213,7 +213,7 @@ impl Exec<'_, '_> {
         }
     }
 
-    fn put(&mut self, spot: Spot, data: &[u8]) {
+    pub(super) fn put(&mut self, spot: Spot, data: &[u8]) {
         let (memory, written, offset) = match spot {
             Spot::Global { buffer, offset, .. } => {
                 let contents = &mut self.core.memory.buffers[buffer];

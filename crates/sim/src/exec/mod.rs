@@ -3,6 +3,7 @@
 mod collective;
 mod compute;
 mod copy;
+mod fragment;
 mod generic;
 mod memory;
 mod mma;
@@ -13,7 +14,7 @@ mod wgmma;
 pub(crate) use mma::sums;
 pub(crate) use sync::{settle_cluster, settle_named};
 
-use ptx::instr::{Access, Accumulate, Arith, Control, Memory, StoreOrder, Warp as WarpOp, Wgmma};
+use ptx::instr::{Access, Accumulate, Arith, Control, Fragments, Memory, StoreOrder, Warp as WarpOp, Wgmma};
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};
 
 use crate::blocks::{Cluster, Core, Visit};
@@ -105,6 +106,7 @@ impl Exec<'_, '_> {
             Op::Fence(op) => self.fence(*op).map(|()| (Flow::Next, true)),
             Op::Copy(op) => self.copy(op).map(|flow| (flow, true)),
             Op::Mma(op) => self.mma(op).map(|flow| (flow, false)),
+            Op::Fragments(op) => self.fragments(op).map(|flow| (flow, !matches!(op, Fragments::Multiply { .. }))),
             Op::Wgmma(op) => self.wgmma(op).map(|flow| (flow, true)),
             Op::Tcgen05(op) => self.tcgen05(op).map(|flow| (flow, true)),
             Op::Control(op) => self.control(*op),
@@ -548,6 +550,11 @@ fn may_be_tainted(op: &Op, reg: RegId) -> bool {
         Op::Warp(WarpOp::Shuffle { a, lane, .. }) => reg == *a && *lane != Operand::Reg(reg),
         Op::Warp(WarpOp::StoreMatrix { srcs, addr, .. }) => srcs.contains(&reg) && addr.base != Base::Reg(reg),
         Op::Wgmma(Wgmma::Mma { .. }) | Op::Mma(_) => reg.bank == Bank::B32,
+        Op::Fragments(Fragments::Multiply { .. }) => true,
+        Op::Fragments(Fragments::Store { space, srcs, addr, stride, .. }) => {
+            let elsewhere = addr.base == Base::Reg(reg) || *stride == Some(Operand::Reg(reg));
+            *space != Space::Global && srcs.contains(&reg) && !elsewhere
+        }
         _ => false,
     }
 }

@@ -7,6 +7,7 @@
 mod async_work;
 mod compute;
 mod flow;
+mod fragment;
 mod memory;
 mod operands;
 mod warp;
@@ -710,6 +711,7 @@ impl<'t> Lower<'_, 't> {
                 self.warp(opcode, words, operands)
             }
             "mma" => self.mma(words, operands),
+            "wmma" => self.wmma(words, operands),
             "bar" | "barrier" | "mbarrier" => self.barrier(opcode, words, operands),
             "fence" | "membar" => self.fence(opcode, words, operands),
             "clusterlaunchcontrol" if words.has("query_cancel") => self.guarded_query(words, operands),

@@ -1,8 +1,11 @@
 //! What the threads of a warp do together: votes, shuffles, reductions, and products of small matrices.
 
+use super::fragment::{matrix_type, shape};
 use super::words::Words;
 use super::{Lower, Refusal};
-use crate::instr::{Arith, FloatMode, MatrixElement, Mma, ReduceOp, ShuffleMode, UnaryOp, VoteMode, Warp};
+use crate::instr::{
+    Arith, FloatMode, MatrixElement, MatrixType, Mma, ReduceOp, ShuffleMode, UnaryOp, VoteMode, Warp, dense,
+};
 use crate::parse::syntax::Operand;
 use crate::print;
 use crate::types::{Bank, DataType, RegId, Space};
@@ -123,21 +126,22 @@ impl<'t> Lower<'_, 't> {
         if !(words.take("sync") && words.take("aligned") && words.take("row") && words.take("col")) {
             return Err(Refusal::Unknown);
         }
-        let f32_sums = words.take("f32") && words.take("f32");
-        let depth: Option<u32> = words.find(|word| word.strip_prefix("m16n8k")?.parse().ok());
+        let [m, n, depth] = shape(words).ok_or(Refusal::Unknown)?;
         if operands.len() == 4 {
-            let element = element(words)?;
-            let sums = if element.is_integer() { words.take("s32") && words.take("s32") } else { f32_sums };
+            let types: Vec<MatrixType> = std::iter::from_fn(|| matrix_type(words)).collect();
+            let [to, first, second, before] = types[..] else { return Err(Refusal::Unknown) };
+            let (shape, types) = ([m, n, depth], [to, first, second, before]);
+            let Some(element) = dense(shape, types) else {
+                return self.multiply(shape, types, None, words, operands);
+            };
             let saturate = element.is_integer() && words.take("satfinite");
-            if !sums || depth != Some(element.depth()) {
-                return Err(Refusal::Unknown);
-            }
             let [d, a, b, c] = self.exactly(operands)?;
             let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
             let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
             return self.accumulated(d, c, |d| Mma::Dense { element, saturate, d, a, b });
         }
-        let scaled = depth == Some(64) && words.take("kind::mxf4nvf4") && words.take("block_scale");
+        let f32_sums = words.take("f32") && words.take("f32");
+        let scaled = [m, n, depth] == [16, 8, 64] && words.take("kind::mxf4nvf4") && words.take("block_scale");
         let formats = words.take("scale_vec::4X") && words.take("e2m1") && words.take("e2m1") && words.take("ue4m3");
         let [d, a, b, c, scale_a, select_a, scale_b, select_b] = operands else { return Err(Refusal::Unknown) };
         let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
