@@ -4,6 +4,7 @@
 mod texts;
 
 use ptx::Kernel;
+use ptx::instr::Barrier;
 use ptx::parse::{Module, Shape};
 use sim::{Arg, Gpu, Invocation, Limits, Rules, Schedule};
 use texts::{kernel_for, results_of};
@@ -572,4 +573,64 @@ fn a_tensor_map_that_a_kernel_makes_is_used() {
     let input: Vec<u8> = (0..288u32).flat_map(u32::to_le_bytes).collect();
     let wanted = (0..32).map(|t| (2 + t / 8) * 32 + 8 + t % 8);
     assert_eq!(results([32, 1, 1], &input, body), wanted.collect::<Vec<_>>());
+}
+
+#[test]
+fn lanes_find_those_that_hold_the_same() {
+    // Those with the same remainder by five; then whether all hold that, which they do not, and the same seven.
+    let body = "rem.u32 %r2, %t, 5; match.any.sync.b32 %r3, %r2, 0xffffffff; match.all.sync.b32 %r4|%p1, %r2, -1; \
+        mov.u64 %d3, 7; match.all.sync.b64 %r5|%p2, %d3, 0xffffffff; selp.b32 %r6, 2, 0, %p1; selp.b32 %r7, 1, 0, %p2; \
+        or.b32 %r6, %r6, %r7; popc.b32 %r5, %r5; mad.lo.u32 %r6, %r5, 16, %r6; mad.lo.u32 %r6, %r4, 4096, %r6; \
+        mov.b64 %d1, {%r3, %r6}; st.global.b64 [%o], %d1;";
+    let alike = |t: u64| (0..32).filter(|other| other % 5 == t % 5).fold(0, |mask, other| mask | 1u64 << other);
+    let expected: Vec<u64> = (0..32).map(|t| alike(t) | (32 * 16 + 1) << 32).collect();
+    assert_eq!(results([32, 1, 1], &[0; 8], body), expected);
+}
+
+/// Two warps that hand words over by a barrier, twice: each thread waits for the phase that it arrived in.
+fn handed_over_by_state(wait: &str) -> Kernel {
+    let body = format!(
+        ".shared .align 8 .b8 bar[8]; .shared .align 4 .b8 words[256]; mov.u32 %r9, bar; mov.u32 %r1, words; \
+        setp.eq.u32 %p1, %t, 0; @%p1 mbarrier.init.shared::cta.b64 [%r9], 64; bar.sync 0; \
+        mad.lo.u32 %r2, %t, 4, %r1; xor.b32 %r3, %t, 63; mad.lo.u32 %r3, %r3, 4, %r1; \
+        st.shared.u32 [%r2], %t; mbarrier.arrive.shared::cta.b64 %d1, [%r9]; \
+        FIRST: mbarrier.{wait}.shared.b64 %p2, [%r9], %d1; @!%p2 bra FIRST; ld.shared.u32 %r4, [%r3]; \
+        mbarrier.arrive.release.cta.shared::cta.b64 %d1, [%r9], 1; \
+        SECOND: mbarrier.{wait}.shared::cta.b64 %p2, [%r9], %d1; @!%p2 bra SECOND; \
+        mad.lo.u32 %r5, %r4, 2, 1; st.shared.u32 [%r2], %r5; mbarrier.arrive.shared::cta.b64 %d1, [%r9]; \
+        THIRD: mbarrier.{wait}.shared::cta.b64 %p2, [%r9], %d1; @!%p2 bra THIRD; ld.shared.u32 %r6, [%r3]; \
+        mov.b64 %d2, {{%r4, %r6}}; st.global.b64 [%o], %d2;"
+    );
+    kernel([64, 1, 1], &body)
+}
+
+#[test]
+fn a_thread_waits_for_the_phase_that_it_arrived_in() {
+    let expected: Vec<u64> = (0..64).map(|t| (63 - t) | (2 * t + 1) << 32).collect();
+    for wait in ["try_wait", "test_wait"] {
+        assert_eq!(results_of(&handed_over_by_state(wait), &[0; 8]), expected);
+    }
+    // Without the wait in the middle a word may be overwritten before it is read.
+    let mut kernel = handed_over_by_state("try_wait");
+    let waits = kernel
+        .body
+        .iter()
+        .enumerate()
+        .filter(|(_, instr)| matches!(instr.op, ptx::Op::Barrier(Barrier::TryWait { .. })));
+    let second = waits.map(|(at, _)| at).nth(1).expect("three waits");
+    // The wait and the branch back to it.
+    kernel.body.drain(second..second + 2);
+    let mut gpu = Gpu::new(Limits::h200());
+    let (input, out) = (gpu.upload("in", &[0; 8]), gpu.alloc("out", 512));
+    let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), out.into()] };
+    let races = |schedule| gpu.clone().run(&kernel, &launch, schedule).is_err_and(|fault| fault.kind.name() == "race");
+    assert!(Schedule::several(4).into_iter().any(races));
+}
+
+#[test]
+fn cooperative_groups_have_what_the_system_keeps_of_shared_memory() {
+    let body = "mov.u32 %r1, %reserved_smem_offset_1; cvt.u64.u32 %d1, %r1; cvta.shared.u64 %d1, %d1; \
+        mad.wide.u32 %d2, %t, 4, %d1; st.u32 [%d2], %t; bar.sync 0; ld.u32 %r2, [%d1+12]; cvt.u64.u32 %d3, %r2; \
+        st.global.b64 [%o], %d3;";
+    assert_eq!(results([64, 1, 1], &[0; 8], body), vec![3; 64]);
 }

@@ -23,20 +23,20 @@ impl Builder {
     /// Arrives at this block's barrier.
     pub fn arrive(&mut self, bar: Addr<Shared>) {
         let (sem, scope) = (Semantics::Ordered, Scope::Block);
-        self.emit(Barrier::Arrive { space: Space::Shared, sem, scope, bar: bar.address(), count: None });
+        self.emit(Barrier::Arrive { space: Space::Shared, sem, scope, bar: bar.address(), count: None, state: None });
     }
 
     /// Arrives at any block's barrier. Cluster-wide release costs time; block scope suffices where only the barrier
     /// itself is awaited.
     pub fn arrive_remote(&mut self, bar: Addr<Cluster>, sem: Semantics, scope: Scope) {
-        self.emit(Barrier::Arrive { space: Space::Cluster, sem, scope, bar: bar.address(), count: None });
+        self.emit(Barrier::Arrive { space: Space::Cluster, sem, scope, bar: bar.address(), count: None, state: None });
     }
 
     /// Announces bytes at this block's barrier and arrives.
     pub fn arrive_expecting(&mut self, bar: Addr<Shared>, bytes: impl Into<Value<U32>>) {
         let (space, sem, scope) = (Space::Shared, Semantics::Ordered, Scope::Block);
         let (bar, bytes) = (bar.address(), bytes.into().operand());
-        self.emit(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes });
+        self.emit(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes, state: None });
     }
 
     /// Asks once whether the phase of this parity is complete.

@@ -4,7 +4,7 @@ use super::Check;
 use crate::instr::{Barrier, Fence, ReduceOp, Warp};
 use crate::rule::Rule;
 use crate::target::Feature;
-use crate::types::{Address, Bank, DataType, Operand, Scope, Space};
+use crate::types::{Address, Bank, DataType, Operand, RegId, Scope, Space};
 
 /// The largest arrival count, and the largest transaction count, of a barrier in shared memory.
 const BARRIER_LIMIT: u64 = (1 << 20) - 1;
@@ -17,6 +17,15 @@ impl Check<'_> {
             self.refuse(Rule::Window { what, found: space, wanted: "shared memory, this block's or another's" });
         } else {
             self.address("the barrier", space, bar, 8, 8);
+        }
+    }
+
+    /// What an arrive leaves of a barrier's phase.
+    fn state(&mut self, space: Space, state: Option<RegId>) {
+        self.banks("the state of a barrier", state.as_slice(), Bank::B64);
+        if space == Space::Cluster && state.is_some() {
+            let what = "a barrier whose state an arrive returns";
+            self.refuse(Rule::Window { what, found: space, wanted: "this block's shared memory" });
         }
     }
 
@@ -45,15 +54,17 @@ impl Check<'_> {
                 self.mbarrier(space, bar);
                 self.word("the expected bytes", bytes, "at most 1048575", |n| n <= BARRIER_LIMIT);
             }
-            Barrier::Arrive { space, scope, bar, count, .. } => {
+            Barrier::Arrive { space, scope, bar, count, state, .. } => {
                 self.mbarrier(space, bar);
+                self.state(space, state);
                 self.barrier_scope("an arrive", scope);
                 if let Some(count) = count {
                     self.word("the arrivals counted", count, "1 to 1048575", countable);
                 }
             }
-            Barrier::ArriveExpectTx { space, scope, bar, bytes, .. } => {
+            Barrier::ArriveExpectTx { space, scope, bar, bytes, state, .. } => {
                 self.mbarrier(space, bar);
+                self.state(space, state);
                 self.barrier_scope("an arrive", scope);
                 self.word("the expected bytes", bytes, "at most 1048575", |n| n <= BARRIER_LIMIT);
             }
@@ -135,6 +146,15 @@ impl Check<'_> {
                     self.feature("redux of floats", Feature::Tcgen05);
                 }
                 self.banks("a reduced value", &[*dst, *a], Bank::B32);
+                self.word("the mask", *mask, mask_wanted, someone);
+            }
+            Warp::Match { all, ty, dst, same, a, mask } => {
+                self.form(&"match", *ty, (&[DataType::U32, DataType::U64], "U32 and U64"));
+                self.operand("the value", *a, *ty);
+                self.bank("the result", *dst, Bank::B32);
+                self.banks("whether all match", same.as_slice(), Bank::Pred);
+                let answers = u64::from(same.is_some() && !all);
+                self.value("predicates of match.any", answers, "none: match.all has one", |n| n == 0);
                 self.word("the mask", *mask, mask_wanted, someone);
             }
             Warp::Sync { mask } => self.word("the mask", *mask, mask_wanted, someone),

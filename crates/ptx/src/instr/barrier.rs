@@ -48,6 +48,8 @@ pub enum Barrier {
         bar: Address,
         /// How many arrivals this one counts for; one if `None`.
         count: Option<Operand>,
+        /// Receives the phase that it arrives in, of which a wait needs the lowest bit; 64 bits. Not from other blocks.
+        state: Option<RegId>,
     },
     /// Raises the transaction count, then arrives once: one instruction.
     ArriveExpectTx {
@@ -61,6 +63,8 @@ pub enum Barrier {
         bar: Address,
         /// Bytes that asynchronous work will bring.
         bytes: Operand,
+        /// As of an arrive.
+        state: Option<RegId>,
     },
     /// Asks whether the phase of the given parity has completed; may sleep a while before it answers no.
     TryWait {

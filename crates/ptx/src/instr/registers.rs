@@ -206,6 +206,12 @@ fn warp(op: &Warp, visit: &mut Visit<'_>) {
             read(*mask, visit);
             visit(*dst, Write);
         }
+        Warp::Match { dst, same, a, mask, .. } => {
+            read(*a, visit);
+            read(*mask, visit);
+            visit(*dst, Write);
+            each(same.as_slice(), Write, visit);
+        }
         Warp::Sync { mask } => read(*mask, visit),
         Warp::LoadMatrix { dsts, addr, .. } => {
             read_address(*addr, visit);
@@ -220,18 +226,22 @@ fn warp(op: &Warp, visit: &mut Visit<'_>) {
 
 fn barrier(op: &Barrier, visit: &mut Visit<'_>) {
     match *op {
-        Barrier::Init { bar, count: a }
-        | Barrier::ExpectTx { bar, bytes: a, .. }
-        | Barrier::ArriveExpectTx { bar, bytes: a, .. } => {
+        Barrier::Init { bar, count: a } | Barrier::ExpectTx { bar, bytes: a, .. } => {
             read_address(bar, visit);
             read(a, visit);
         }
+        Barrier::ArriveExpectTx { bar, bytes, state, .. } => {
+            read_address(bar, visit);
+            read(bytes, visit);
+            each(state.as_slice(), Access::Write, visit);
+        }
         Barrier::Invalidate { bar } => read_address(bar, visit),
-        Barrier::Arrive { bar, count, .. } => {
+        Barrier::Arrive { bar, count, state, .. } => {
             read_address(bar, visit);
             if let Some(count) = count {
                 read(count, visit);
             }
+            each(state.as_slice(), Access::Write, visit);
         }
         Barrier::TryWait { done, bar, parity, .. } => {
             read_address(bar, visit);

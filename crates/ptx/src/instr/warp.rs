@@ -129,6 +129,22 @@ pub enum Warp {
         /// Participating lanes.
         mask: Operand,
     },
+    /// The participating lanes that hold the same value as this one (`match.any`); or all of them if they all do, and
+    /// none otherwise (`match.all`).
+    Match {
+        /// Whether all must hold it.
+        all: bool,
+        /// `U32` or `U64`.
+        ty: DataType,
+        /// 32-bit result.
+        dst: RegId,
+        /// Receives whether all hold the same, if wanted.
+        same: Option<RegId>,
+        /// The lane's value.
+        a: Operand,
+        /// Participating lanes.
+        mask: Operand,
+    },
     /// Waits for the lanes of the mask and orders their memory accesses (`bar.warp.sync`).
     Sync {
         /// Participating lanes.

@@ -23,6 +23,11 @@ fn space(window: Space) -> &'static str {
     super::space(window, Target::Sm90a)
 }
 
+/// A result that need not be kept.
+fn kept(state: Option<RegId>) -> String {
+    state.map_or("_".into(), |state| state.to_string())
+}
+
 pub(super) fn barrier(op: &Barrier) -> String {
     match *op {
         Barrier::Init { bar, count } => format!("mbarrier.init.shared::cta.b64 {}, {}", address(bar), word(count)),
@@ -31,14 +36,15 @@ pub(super) fn barrier(op: &Barrier) -> String {
             let among = if window == Space::Cluster { "cluster" } else { "cta" };
             format!("mbarrier.expect_tx.relaxed.{among}{}.b64 {}, {}", space(window), address(bar), word(bytes))
         }
-        Barrier::Arrive { space: window, sem, scope, bar, count } => {
+        Barrier::Arrive { space: window, sem, scope, bar, count, state } => {
             let count = count.map(|count| format!(", {}", word(count))).unwrap_or_default();
             let order = ordering(sem, scope, "release");
-            format!("mbarrier.arrive{order}{}.b64 _, {}{count}", space(window), address(bar))
+            format!("mbarrier.arrive{order}{}.b64 {}, {}{count}", space(window), kept(state), address(bar))
         }
-        Barrier::ArriveExpectTx { space: window, sem, scope, bar, bytes } => {
+        Barrier::ArriveExpectTx { space: window, sem, scope, bar, bytes, state } => {
             let order = ordering(sem, scope, "release");
-            format!("mbarrier.arrive.expect_tx{order}{}.b64 _, {}, {}", space(window), address(bar), word(bytes))
+            let (window, state, bar, bytes) = (space(window), kept(state), address(bar), word(bytes));
+            format!("mbarrier.arrive.expect_tx{order}{window}.b64 {state}, {bar}, {bytes}")
         }
         Barrier::TryWait { done, sem, scope, bar, parity } => {
             let order = ordering(sem, scope, "acquire");

@@ -381,6 +381,11 @@ pub(super) fn warp(op: &Warp, target: Target) -> String {
             format!("elect.sync {leader}|{pred}, {}", word(*mask))
         }
         Warp::Reduce { op, ty, dst, a, mask } => format!("redux.sync.{} {dst}, {a}, {}", reduce(*op, *ty), word(*mask)),
+        Warp::Match { all, ty, dst, same, a, mask } => {
+            let (mode, same) =
+                (if *all { "all" } else { "any" }, same.map(|same| format!("|{same}")).unwrap_or_default());
+            format!("match.{mode}.sync.{} {dst}{same}, {}, {}", bits(*ty), operand(*a, *ty), word(*mask))
+        }
         Warp::Sync { mask } => format!("bar.warp.sync {}", word(*mask)),
         Warp::LoadMatrix { transpose, dsts, addr } => {
             let trans = when(*transpose, ".trans");

@@ -391,6 +391,13 @@ fn warps() -> Vec<Op> {
         ops.push(Warp::Ballot { dst: r(0), pred: p(1), mask }.into());
         ops.push(Warp::Elect { leader: None, pred: p(0), mask }.into());
         ops.push(Warp::Elect { leader: Some(r(0)), pred: p(0), mask }.into());
+        for (all, ty) in YES_NO.into_iter().flat_map(|all| TYPES.map(|ty| (all, ty))) {
+            for same in [None, Some(p(0))] {
+                for a in [Operand::Reg(reg(ty.bank(), 1)), imm(1)] {
+                    ops.push(Warp::Match { all, ty, dst: r(0), same, a, mask }.into());
+                }
+            }
+        }
         ops.push(Warp::Sync { mask }.into());
     }
     ops.push(Warp::ActiveMask { dst: r(0) }.into());
@@ -419,9 +426,11 @@ fn barriers() -> Vec<Op> {
             for scope in SCOPES {
                 for space in SPACES {
                     let bar = bar(space);
-                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: None }.into());
-                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: Some(n) }.into());
-                    ops.push(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes: n }.into());
+                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: None, state: None }.into());
+                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: Some(n), state: Some(d(3)) }.into());
+                    ops.push(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes: n, state: Some(d(3)) }.into());
+                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: Some(n), state: None }.into());
+                    ops.push(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes: n, state: None }.into());
                 }
                 ops.push(Barrier::TryWait { done: p(0), sem, scope, bar: here, parity: n }.into());
             }

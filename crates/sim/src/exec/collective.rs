@@ -22,6 +22,7 @@ impl Exec<'_, '_> {
             | WarpOp::Vote { mask, .. }
             | WarpOp::Ballot { mask, .. }
             | WarpOp::Reduce { mask, .. }
+            | WarpOp::Match { mask, .. }
             | WarpOp::Sync { mask } => (self.warp.value(*mask), self.warp.live),
             WarpOp::Elect { mask, .. } => (self.warp.value(*mask), FULL),
             WarpOp::LoadMatrix { .. } | WarpOp::StoreMatrix { .. } => ([FULL.into(); 32], FULL),
@@ -76,6 +77,18 @@ impl Exec<'_, '_> {
                 let a = self.warp.get(*a);
                 let total = lanes(mask).map(|lane| a[lane] as u32).reduce(|x, y| reduce(*op, *ty, x, y));
                 self.set(*dst, &[total.unwrap_or(0).into(); 32]);
+            }
+            WarpOp::Match { all, dst, same, a, .. } => {
+                let a = self.warp.value(*a);
+                let alike =
+                    |value: u64| lanes(mask).filter(|&lane| a[lane] == value).fold(0, |all, lane| all | 1u32 << lane);
+                let groups = a.map(|value| u64::from(alike(value)));
+                let found =
+                    if *all { groups.map(|group| if group == u64::from(mask) { group } else { 0 }) } else { groups };
+                self.set(*dst, &found);
+                if let Some(same) = same {
+                    self.set(*same, &groups.map(|group| u64::from(group == u64::from(mask))));
+                }
             }
             WarpOp::Sync { .. } => self.warp.meet(mask),
             WarpOp::LoadMatrix { transpose, dsts, addr } => self.load_matrix(*transpose, dsts, *addr)?,

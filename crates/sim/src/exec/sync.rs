@@ -11,7 +11,7 @@ use crate::blocks::{Block, Cluster};
 use crate::clock::{Clock, Knowledge};
 use crate::error::FaultKind;
 use crate::flag::{Agent, Publication, Stamp, narrower};
-use crate::lanes::{FULL, lanes};
+use crate::lanes::{FULL, Lanes, lanes};
 use crate::limits::Rules;
 use crate::race::{Conflict, Proxy, Record};
 use crate::warp::{Rest, Wait, Warp};
@@ -32,17 +32,21 @@ impl Exec<'_, '_> {
                 let bytes = self.warp.value(bytes);
                 self.each_barrier(space, bar, |bar, name, lane| bar.add_bytes(name, bytes[lane] as i64))
             }
-            Barrier::Arrive { space, sem, scope, bar, count } => {
+            Barrier::Arrive { space, sem, scope, bar, count, state } => {
                 let counts = count.map_or([1; 32], |count| self.warp.value(count));
                 if let Some(lane) = lanes(self.mask).find(|&lane| !(1..1 << 20).contains(&counts[lane])) {
                     let (what, found) = ("the arrivals that one counts for", counts[lane]);
                     return Err(FaultKind::BadOperand { what, found, wanted: "1 to 2^20 - 1" });
                 }
-                self.arrive(space, Ordering { sem, scope }, bar, counts, [0; 32])
+                let phases = self.arrive(space, Ordering { sem, scope }, bar, counts, [0; 32])?;
+                state.into_iter().for_each(|state| self.set(state, &phases));
+                Ok(Flow::Next)
             }
-            Barrier::ArriveExpectTx { space, sem, scope, bar, bytes } => {
+            Barrier::ArriveExpectTx { space, sem, scope, bar, bytes, state } => {
                 let bytes = self.warp.value(bytes);
-                self.arrive(space, Ordering { sem, scope }, bar, [1; 32], bytes)
+                let phases = self.arrive(space, Ordering { sem, scope }, bar, [1; 32], bytes)?;
+                state.into_iter().for_each(|state| self.set(state, &phases));
+                Ok(Flow::Next)
             }
             Barrier::TryWait { done, sem, scope, bar, parity } => {
                 self.try_wait(done, Ordering { sem, scope }, bar, parity)
@@ -150,8 +154,8 @@ impl Exec<'_, '_> {
         Ok(Flow::Next)
     }
 
-    /// Arrives for every lane. Lanes that arrive at the same barrier publish together, which comes to the same and is
-    /// quicker.
+    /// Arrives for every lane, and says in which phase. Lanes that arrive at the same barrier publish together, which
+    /// comes to the same and is quicker.
     fn arrive(
         &mut self,
         space: Space,
@@ -159,9 +163,9 @@ impl Exec<'_, '_> {
         bar: Address,
         counts: [u64; 32],
         bytes: [u64; 32],
-    ) -> Result<Flow, FaultKind> {
+    ) -> Result<Lanes, FaultKind> {
         let addresses = self.addresses(bar);
-        let mut left = self.mask;
+        let (mut left, mut phases) = (self.mask, [0; 32]);
         while left != 0 {
             let first = left.trailing_zeros() as usize;
             let together = lanes(left).filter(|&lane| addresses[lane] == addresses[first]).fold(0, |m, l| m | 1 << l);
@@ -177,10 +181,14 @@ impl Exec<'_, '_> {
             };
             let mut together = together;
             while together != 0 {
-                together = self.arrive_together(span, carry, together, &counts, &bytes)?;
+                let bar = self.cluster.blocks[span.block].shared.barriers.get(&span.offset);
+                let phase = bar.map_or(0, |bar| bar.phase);
+                let left = self.arrive_together(span, carry, together, &counts, &bytes)?;
+                lanes(together & !left).for_each(|lane| phases[lane] = phase.into());
+                together = left;
             }
         }
-        Ok(Flow::Next)
+        Ok(phases)
     }
 
     /// How far an ordered arrival's knowledge goes, from this block to a barrier.

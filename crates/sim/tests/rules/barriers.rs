@@ -206,8 +206,14 @@ fn signal_fenced(sem: Semantics, one_lane: bool, sync: bool, fence: bool) -> Ker
             if fence {
                 k.fence(Scope::Block);
             }
-            let arrive =
-                Barrier::Arrive { space: Space::Shared, sem, scope: Scope::Block, bar: bar.address(), count: None };
+            let arrive = Barrier::Arrive {
+                space: Space::Shared,
+                sem,
+                scope: Scope::Block,
+                bar: bar.address(),
+                count: None,
+                state: None,
+            };
             let leader = k.eq(lane, 0);
             if one_lane {
                 k.when(leader, |k| k.emit(arrive));
@@ -418,7 +424,7 @@ fn an_arrival_counts_for_one_at_least() {
         let count = b.k.sub(one, u32::from(kept == Kept::No));
         let (space, sem, scope) = (Space::Shared, Semantics::Ordered, Scope::Block);
         let count = Some(Operand::Reg(count.id()));
-        b.k.emit(Barrier::Arrive { space, sem, scope, bar: bar.address(), count });
+        b.k.emit(Barrier::Arrive { space, sem, scope, bar: bar.address(), count, state: None });
         b.k.arrive(bar);
         b.finish()
     });

@@ -185,35 +185,44 @@ impl<'t> Lower<'_, 't> {
         }
         // One that does not wait is one that gives up at once.
         if words.take("try_wait") || words.take("test_wait") {
-            all(words, &["parity"])?;
+            let by_parity = words.take("parity");
             let (sem, scope) = ordering(words, "acquire");
             // How long to wait at most is a hint.
             let ([done, bar, parity] | [done, bar, parity, _], window) = (operands, own_shared(words)?) else {
                 return Err(Refusal::Unknown);
             };
             let (done, bar) = (self.register(done, Bank::Pred)?, self.in_shared(window, bar)?);
-            return Ok(Barrier::TryWait { done, sem, scope, bar, parity: self.word(parity)? });
+            let parity = match by_parity {
+                true => self.word(parity)?,
+                // Of the phase that an arrive returned, the lowest bit.
+                false => {
+                    let state = self.register(parity, Bank::B64)?;
+                    let (low, dst) = (self.low_half(state)?, self.fresh(Bank::B32)?);
+                    let (op, ty, mode) = (BinaryOp::And, DataType::U32, FloatMode::PLAIN);
+                    let [a, b] = [types::Operand::Reg(low), types::Operand::Imm(1)];
+                    self.emit(Arith::Binary { op, ty, mode, dst, a, b });
+                    types::Operand::Reg(dst)
+                }
+            };
+            return Ok(Barrier::TryWait { done, sem, scope, bar, parity });
         }
         let arrives = words.take("arrive");
         let expects = words.take("expect_tx");
         let (sem, scope) = ordering(words, "release");
         let window = shared(words)?;
         let space = window.unwrap_or(Space::Shared);
-        // The state that an arrive returns is not kept: `_`, or nothing.
-        let kept = |operand: &Operand<'t>| !matches!(operand, Operand::Name { name, .. } if name.text == "_");
-        let operands = match operands {
+        // The state that an arrive returns may not be kept: `_`, or nothing.
+        let (state, operands) = match operands {
+            [Operand::Name { name, .. }, rest @ ..] if arrives && name.text == "_" => (None, rest),
             [state, rest @ ..] if arrives && !matches!(state, Operand::Address(..)) => {
-                if kept(state) {
-                    return Err(Refusal::Unknown);
-                }
-                rest
+                (Some(self.register(state, Bank::B64)?), rest)
             }
-            rest => rest,
+            rest => (None, rest),
         };
         match operands {
             [bar, bytes] if arrives && expects => {
                 let (bar, bytes) = (self.in_shared(window, bar)?, self.word(bytes)?);
-                Ok(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes })
+                Ok(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes, state })
             }
             // It is relaxed whether or not that is said.
             [bar, bytes] if expects => {
@@ -222,7 +231,7 @@ impl<'t> Lower<'_, 't> {
             [bar, count @ ..] if arrives && count.len() < 2 => {
                 let bar = self.in_shared(window, bar)?;
                 let count = count.first().map(|count| self.word(count)).transpose()?;
-                Ok(Barrier::Arrive { space, sem, scope, bar, count })
+                Ok(Barrier::Arrive { space, sem, scope, bar, count, state })
             }
             _ => Err(Refusal::Unknown),
         }

@@ -40,6 +40,10 @@ const MOST_INSTRUCTIONS: usize = 1 << 20;
 /// Letters that are kept of an instruction that is not understood.
 const MOST_LETTERS: usize = 240;
 
+/// Where what the system keeps of a block's shared memory for cooperative groups begins, and how much they may count on.
+const RESERVED: &str = "%reserved_smem_offset_1";
+const RESERVED_BYTES: u32 = 288;
+
 /// Why an instruction did not become a value.
 enum Refusal {
     /// It is not understood.
@@ -498,6 +502,11 @@ impl<'t> Lower<'_, 't> {
             self.kernel.shared.push(Region { name, offset, bytes: 4, align: 4 });
             self.votes = Some(offset);
         }
+        if names.contains(RESERVED) {
+            let (name, offset) = ("reserved".to_string(), self.kernel.shared_bytes().next_multiple_of(16));
+            self.kernel.shared.push(Region { name, offset, bytes: RESERVED_BYTES, align: 16 });
+            self.scope().names.insert(RESERVED, Symbol::Shared(offset));
+        }
         let align = extern_align.max(1);
         self.dynamic = self.kernel.shared_bytes().next_multiple_of(align);
         if dynamic > 0 {
@@ -707,7 +716,7 @@ impl<'t> Lower<'_, 't> {
     fn family(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         match opcode {
             "ld" | "st" | "atom" | "red" => self.memory(opcode, words, operands),
-            "shfl" | "vote" | "activemask" | "elect" | "redux" | "ldmatrix" | "stmatrix" => {
+            "shfl" | "vote" | "activemask" | "elect" | "redux" | "match" | "ldmatrix" | "stmatrix" => {
                 self.warp(opcode, words, operands)
             }
             "mma" => self.mma(words, operands),

@@ -93,6 +93,17 @@ impl<'t> Lower<'_, 't> {
                 }
                 Warp::Reduce { op: op.ok_or(Refusal::Unknown)?, ty, dst, a, mask: self.value(mask, word)? }
             }
+            "match" => {
+                let all = words.pick(&[("all", true), ("any", false)]).ok_or(Refusal::Unknown)?;
+                let ty = words.bits().filter(|ty| ty.bits() >= 32 && !ty.is_float()).ok_or(Refusal::Unknown)?;
+                let [dst, a, mask] = self.exactly(operands)?;
+                let (dst, same) = match dst {
+                    Operand::Pair(dst, same) if all => (&**dst, Some(self.register(same, Bank::Pred)?)),
+                    dst => (dst, None),
+                };
+                let dst = self.register(dst, Bank::B32)?;
+                Warp::Match { all, ty, dst, same, a: self.value(a, ty)?, mask: self.value(mask, word)? }
+            }
             _ => return self.matrix(opcode, words, operands),
         };
         self.emit(op);
