@@ -74,6 +74,8 @@ pub struct Region {
     pub bytes: u32,
     /// What the offset is a multiple of.
     pub align: u32,
+    /// Whether it is zero when a block begins, as only the system's own part is.
+    pub zeroed: bool,
 }
 
 /// Where a variable is that is no register and not in shared memory.

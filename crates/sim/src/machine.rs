@@ -419,7 +419,7 @@ impl Core<'_> {
         for rank in 0..self.cluster_shape.iter().product() {
             let mut block = Block {
                 id: block_id(self.launch.grid, self.cluster_shape, index - self.first_cluster, rank),
-                shared: SharedMemory::new(kernel.shared_bytes(), self.program.shared_unit),
+                shared: SharedMemory::new(kernel, self.program.shared_unit),
                 named: Default::default(),
                 warps: Vec::new(),
                 rests: vec![Rest::Awake; warps as usize],

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ptx::Kernel;
+
 use crate::barrier::Mbarrier;
 use crate::flag::Flag;
 use crate::lanes::{Lanes, Words, lanes};
@@ -228,11 +230,15 @@ impl SharedMemory {
         block as u32 * Self::WINDOW + Self::START + offset
     }
 
-    pub(crate) fn new(bytes: u32, unit: u32) -> Self {
-        let bytes = bytes as usize;
+    pub(crate) fn new(kernel: &Kernel, unit: u32) -> Self {
+        let bytes = kernel.shared_bytes() as usize;
+        let mut written = Written::new(bytes, false);
+        for region in kernel.shared.iter().filter(|region| region.zeroed) {
+            written.set(region.offset as usize, region.bytes as usize);
+        }
         SharedMemory {
             data: vec![0; bytes],
-            written: Written::new(bytes, false),
+            written,
             shadow: Shadow::new(bytes, unit),
             barriers: BTreeMap::new(),
             barrier_span: (0, 0),

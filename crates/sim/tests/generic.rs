@@ -64,7 +64,7 @@ fn lanes_of_one_instruction_may_be_in_different_windows() {
     );
     let input: Vec<u8> = (0..64u32).flat_map(|word| (word + 7).to_le_bytes()).collect();
     let found = results_of(&kernel_for("sm_90a", [64, 1, 1], &body), &input);
-    let word = |t: u64| if t % 2 == 0 { t + 7 } else { 100 * t };
+    let word = |t: u64| if t.is_multiple_of(2) { t + 7 } else { 100 * t };
     assert_eq!(found, (0..64).map(|t| 5_000_000 + word(t)).collect::<Vec<_>>());
 }
 

@@ -630,7 +630,8 @@ fn a_thread_waits_for_the_phase_that_it_arrived_in() {
 #[test]
 fn cooperative_groups_have_what_the_system_keeps_of_shared_memory() {
     let body = "mov.u32 %r1, %reserved_smem_offset_1; cvt.u64.u32 %d1, %r1; cvta.shared.u64 %d1, %d1; \
-        mad.wide.u32 %d2, %t, 4, %d1; st.u32 [%d2], %t; bar.sync 0; ld.u32 %r2, [%d1+12]; cvt.u64.u32 %d3, %r2; \
-        st.global.b64 [%o], %d3;";
+        mad.wide.u32 %d2, %t, 4, %d1; st.u32 [%d2], %t; bar.sync 0; ld.u32 %r2, [%d1+12]; ld.u32 %r3, [%d1+284]; \
+        mov.b64 %d3, {%r2, %r3}; st.global.b64 [%o], %d3;";
+    // It is zero where nobody has written.
     assert_eq!(results([64, 1, 1], &[0; 8], body), vec![3; 64]);
 }

@@ -252,7 +252,7 @@ impl Builder {
             self.refuse(Error::DuplicateName { kernel, what: "shared regions", name: name.into() });
         }
         let offset = self.kernel.shared_bytes().next_multiple_of(align.max(1));
-        self.kernel.shared.push(Region { name: name.into(), offset, bytes, align });
+        self.kernel.shared.push(Region { name: name.into(), offset, bytes, align, zeroed: false });
         SharedRegion { offset, bytes }
     }
 

@@ -147,7 +147,7 @@ impl Exec<'_, '_> {
         let record = self.record(None);
         let (size, packed) = (stored.element_bytes() as usize, stored.fragment.ty.packed());
         let (mut values, mut tainted) = (vec![[0u64; 32]; dsts.len()], vec![0u32; dsts.len()]);
-        for lane in 0..32 {
+        for lane in lanes(FULL) {
             for (first, count, address) in stored.runs(lane) {
                 let spot = self.touch_run(stored.space, address, (count * size) as u32, false, lane, record)?;
                 let lacks = self.lacks(spot, 0, (count * size) as u32);
@@ -176,7 +176,7 @@ impl Exec<'_, '_> {
     fn store_fragment(&mut self, stored: &Stored, srcs: &[RegId]) -> Result<(), FaultKind> {
         let record = self.record(None);
         let (size, packed) = (stored.element_bytes() as usize, stored.fragment.ty.packed());
-        for lane in 0..32 {
+        for lane in lanes(FULL) {
             for (first, count, address) in stored.runs(lane) {
                 let element = |at: usize| {
                     let bits = self.warp.get_lane(srcs[at / packed], lane) >> (8 * size * (at % packed));

@@ -499,12 +499,12 @@ impl<'t> Lower<'_, 't> {
         bodies.iter().try_for_each(|body| self.local_shared(body))?;
         if bodies.iter().any(|body| votes(body)) {
             let (name, offset) = ("votes".to_string(), self.kernel.shared_bytes().next_multiple_of(4));
-            self.kernel.shared.push(Region { name, offset, bytes: 4, align: 4 });
+            self.kernel.shared.push(Region { name, offset, bytes: 4, align: 4, zeroed: false });
             self.votes = Some(offset);
         }
         if names.contains(RESERVED) {
             let (name, offset) = ("reserved".to_string(), self.kernel.shared_bytes().next_multiple_of(16));
-            self.kernel.shared.push(Region { name, offset, bytes: RESERVED_BYTES, align: 16 });
+            self.kernel.shared.push(Region { name, offset, bytes: RESERVED_BYTES, align: 16, zeroed: true });
             self.scope().names.insert(RESERVED, Symbol::Shared(offset));
         }
         let align = extern_align.max(1);
@@ -514,7 +514,7 @@ impl<'t> Lower<'_, 't> {
             // The launch's bytes must be addressable with those before them.
             let room = (MOST_BYTES as u32).saturating_sub(self.dynamic);
             let (name, offset, bytes) = (name.to_string(), self.dynamic, dynamic.min(room));
-            self.kernel.shared.push(Region { name, offset, bytes, align });
+            self.kernel.shared.push(Region { name, offset, bytes, align, zeroed: false });
         }
         for name in dynamics {
             let offset = self.dynamic;
@@ -544,7 +544,7 @@ impl<'t> Lower<'_, 't> {
             return Err(self.refuse(variable.name.at, variable.name.text, "at most 1 GiB of shared variables"));
         }
         let name = variable.name.text.to_string();
-        self.kernel.shared.push(Region { name, offset, bytes: bytes as u32, align });
+        self.kernel.shared.push(Region { name, offset, bytes: bytes as u32, align, zeroed: false });
         self.scope().names.insert(variable.name.text, Symbol::Shared(offset));
         Ok(())
     }
