@@ -40,7 +40,7 @@ const MOST_INSTRUCTIONS: usize = 1 << 20;
 /// Letters that are kept of an instruction that is not understood.
 const MOST_LETTERS: usize = 240;
 
-/// Where what the system keeps of a block's shared memory for cooperative groups begins, and how much they may count on.
+/// Where what the system keeps of a block's shared memory for cooperative groups begins, and how much they count on.
 const RESERVED: &str = "%reserved_smem_offset_1";
 const RESERVED_BYTES: u32 = 288;
 
