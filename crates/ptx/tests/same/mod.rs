@@ -23,7 +23,7 @@ fn said(kernel: &Kernel) -> Kernel {
     kernel.foreign = false;
     kernel.phases = vec![Phase { name: kernel.name.clone(), parent: None }];
     let (bytes, align) = (kernel.shared_bytes(), kernel.shared_align());
-    kernel.shared = vec![Region { name: "shared".into(), offset: 0, bytes, align }];
+    kernel.shared = vec![Region { name: "shared".into(), offset: 0, bytes, align, zeroed: false }];
     for Param { ty, .. } in &mut kernel.params {
         *ty = match *ty {
             ParamType::Pointer => ParamType::Scalar(DataType::U64),
