@@ -8,7 +8,7 @@ use sim::{Gpu, Invocation, Limits, Rules, Schedule};
 
 /// Values that every type holds exactly, and whose sums are exact in f16 too, so that only places matter.
 fn value(matrix: usize, row: usize, column: usize) -> i32 {
-    ((7 * row + 3 * column + 5 * matrix) % 5) as i32 + i32::from((row + column) % 3 == 0)
+    ((7 * row + 3 * column + 5 * matrix) % 5) as i32 + i32::from((row + column).is_multiple_of(3))
 }
 
 fn encode(ty: &str, value: i32) -> Vec<u8> {
@@ -16,7 +16,7 @@ fn encode(ty: &str, value: i32) -> Vec<u8> {
         "f16" => f16::from_f32(value as f32).to_le_bytes().to_vec(),
         "bf16" => bf16::from_f32(value as f32).to_le_bytes().to_vec(),
         // What is beyond the bits of tf32 is not looked at.
-        "tf32" => ((value as f32).to_bits() | 0x1fff * u32::from(value != 0)).to_le_bytes().to_vec(),
+        "tf32" => ((value as f32).to_bits() | (0x1fff * u32::from(value != 0))).to_le_bytes().to_vec(),
         "f32" => (value as f32).to_le_bytes().to_vec(),
         "f64" => f64::from(value).to_le_bytes().to_vec(),
         "s8" | "u8" => vec![value as u8],

@@ -55,7 +55,9 @@ impl Check<'_> {
             self.count("registers of a fragment", found, wanted, &[fragment.registers()]);
         }
         if let Some((space, addr, stride)) = place {
-            self.reach(Some(space), None);
+            if space == Space::Cluster {
+                self.refuse(Rule::Window { what: "a matrix", found: space, wanted: "global or this block's memory" });
+            }
             self.address("a matrix", space, addr, 4, 4);
             stride.into_iter().for_each(|stride| self.operand("the stride", stride, DataType::U32));
         }

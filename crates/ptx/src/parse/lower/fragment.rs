@@ -46,6 +46,9 @@ impl<'t> Lower<'_, 't> {
         let ty = matrix_type(words).ok_or(Refusal::Unknown)?;
         let fragment = Fragment { role, shape, ty, order };
         let space = words.space().unwrap_or(Space::Generic);
+        if space == Space::Cluster {
+            return Err(Refusal::Unknown);
+        }
         let ([first, second] | [first, second, _]) = operands else { return Err(Refusal::Unknown) };
         let (regs, addr) = if stores { (second, first) } else { (first, second) };
         let (regs, addr) = (self.fragment(fragment, regs)?, self.address(addr, space.is_wide())?);
