@@ -18,6 +18,8 @@ pub enum Swizzle {
     B64,
     /// Within 128 bytes: address bits 4..7 are flipped by bits 7..10.
     B128,
+    /// Within 128 bytes, with pieces of 32: address bits 5..7 are flipped by bits 7..9. Of tensor maps alone.
+    B128Pieces32,
 }
 
 impl Swizzle {
@@ -27,7 +29,7 @@ impl Swizzle {
             Swizzle::None => 16,
             Swizzle::B32 => 32,
             Swizzle::B64 => 64,
-            Swizzle::B128 => 128,
+            Swizzle::B128 | Swizzle::B128Pieces32 => 128,
         }
     }
 
@@ -36,15 +38,17 @@ impl Swizzle {
         match self {
             Swizzle::None => 16,
             Swizzle::B32 => 256,
-            Swizzle::B64 => 512,
+            Swizzle::B64 | Swizzle::B128Pieces32 => 512,
             Swizzle::B128 => 1024,
         }
     }
 
     /// Where the byte at a linear shared-memory address is really kept.
     pub fn apply(self, address: u32) -> u32 {
-        let pieces = self.span() / 16 - 1;
-        address ^ (((address >> 7) & pieces) << 4)
+        match self {
+            Swizzle::B128Pieces32 => address ^ (((address >> 7) & 3) << 5),
+            _ => address ^ (((address >> 7) & (self.span() / 16 - 1)) << 4),
+        }
     }
 }
 
@@ -98,6 +102,7 @@ impl WgmmaDescriptor {
             Swizzle::B128 => 1,
             Swizzle::B64 => 2,
             Swizzle::B32 => 3,
+            Swizzle::B128Pieces32 => return Err(of_maps_alone("wgmma descriptor swizzle")),
         };
         Ok(sixteenths("wgmma descriptor start address", self.start)?
             | sixteenths("wgmma descriptor leading offset", self.layout.leading)? << 16
@@ -126,6 +131,11 @@ impl WgmmaDescriptor {
     }
 }
 
+/// The refusal of a swizzle that matrices have not got here.
+fn of_maps_alone(what: &'static str) -> Error {
+    Error::Field { what, found: 32, wanted: "pieces of 16 bytes: those of 32 are for tensor maps" }
+}
+
 /// A `tcgen05` matrix descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tcgen05Descriptor {
@@ -149,6 +159,7 @@ impl Tcgen05Descriptor {
             Swizzle::B128 => 2,
             Swizzle::B64 => 4,
             Swizzle::B32 => 6,
+            Swizzle::B128Pieces32 => return Err(of_maps_alone("tcgen05 descriptor swizzle")),
         };
         Ok(sixteenths("tcgen05 descriptor start address", self.start)?
             | sixteenths("tcgen05 descriptor leading offset", self.layout.leading)? << 16

@@ -116,8 +116,15 @@ mod tests {
     }
 
     #[test]
+    fn pieces_of_32_bytes_stay_together() {
+        let pieces: Vec<_> = permuted(Swizzle::B128Pieces32, 128, 64).collect();
+        assert_eq!(pieces, [(160, 16), (176, 16), (128, 16), (144, 16)]);
+        assert_eq!(Swizzle::B128Pieces32.apply(512 + 4), 512 + 4, "the pattern begins anew after four rows");
+    }
+
+    #[test]
     fn whole_spans_keep_their_place() {
-        for swizzle in [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128] {
+        for swizzle in [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128, Swizzle::B128Pieces32] {
             for (linear, bytes) in [(1024, 128), (1024 + 256, 384), (1024 + 32, 32), (1024 + 48, 16), (1024, 96)] {
                 let mut places: Vec<u32> = permuted(swizzle, linear, bytes).map(|(place, _)| place).collect();
                 places.sort_unstable();

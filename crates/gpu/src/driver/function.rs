@@ -267,6 +267,7 @@ impl Context {
             Swizzle::B32 => 1,
             Swizzle::B64 => 2,
             Swizzle::B128 => 3,
+            Swizzle::B128Pieces32 => 4,
         };
         let mut encoded = EncodedMap([0; 128]);
         let steps = [1u32; 5];
