@@ -632,6 +632,11 @@ save("launch", "no_such_buffer", launch("grid = [1]\n[[arg]]\nbuffer = \"x\"\n[[
 save("launch", "two_kinds", launch("grid = [1]\n[[arg]]\nu32 = 1\ni32 = 1\n[[arg]]\n"))
 save("launch", "odd_digits", launch("grid = [1]\n[[arg]]\nbytes = \"0\"\n[[arg]]\nbytes = \"\u00e9\u00e9\"\n"))
 save("launch", "odd_maps", launch(FILLED + "[[arg]]\n" + MAP.replace("[384]", "[]") + "[[arg]]\n" + MAP.replace("[64, 128]", "[0, 4294967295]")))
+PARTS = FILLED + "[[arg]]\nbuffer = \"a\"\n[[arg]]\nsize = 512\nparts = [{ at = 64, " + MAP.strip() + " }, { at = 0, buffer = \"a\" }, { at = 8, f32 = 0.5 }, { at = 192, bytes = \"00ff\" }]\n"
+save("launch", "parts", launch(PARTS))
+save("launch", "parts_that_overlap", launch(PARTS.replace("at = 8,", "at = 4,")))
+save("launch", "parts_beyond", launch(PARTS.replace("at = 192", "at = 9223372036854775807")))
+save("launch", "parts_of_parts", launch(FILLED + "[[arg]]\nparts = [{ at = 0, parts = [{ at = 0, u32 = 1 }] }]\n[[arg]]\nat = 1\nsize = 3\nu32 = 1\n"))
 save("launch", "array_that_lies", launch("grid = [1]\n[buffer.a]\nfile = \"a.npy\"\n", array(shape="(18446744073709551615, 2)")))
 save("launch", "expects_another_size", launch(FILLED.replace("random:3", "zeros") + "expect = \"b.npy\"\n", array()))
 save("launch", "no_text", launch("grid = [1]\n[buffer.\"a\\nb\"]\nfill = \"x\\ny\"\n"))

@@ -2,10 +2,14 @@
 //! its sources: a program has no library. Errors are fine. Panics are not, nor memory that the file does not have.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
+use ptx::Kernel;
 use ptx::parse::{Module, Shape};
 use sim::Buffer;
 
+#[path = "../../crates/cli/src/check/args.rs"]
+mod args;
 #[path = "../../crates/cli/src/check/arrays.rs"]
 #[allow(dead_code)]
 mod arrays;
@@ -43,14 +47,23 @@ pub fn launch(bytes: &[u8]) {
         Ok(launch) => launch,
         Err(error) => return said(&error),
     };
-    let shape = Shape { block: launch.block, cluster: launch.cluster, dynamic_shared: launch.shared };
-    let text = ".version 8.0 .target sm_80 .address_size 64 .entry k(.param .u64 p, .param .align 64 .b8 m[128]) { ret; }";
-    let Ok(kernel) = Module::read(text).and_then(|module| module.kernel("k", shape)) else { return };
-    // As many buffers as a file can have, without what they hold.
-    let buffers = vec![Buffer { address: 1 << 40, bytes: 0 }; bytes.len()];
-    if let Err(error) = launch.invocation(&kernel, &buffers) {
+    // More buffers than a file of the fuzzer's can have, without what they hold.
+    static BUFFERS: [Buffer; 4096] = [Buffer { address: 1 << 40, bytes: 0 }; 4096];
+    if let Err(error) = launch.invocation(kernel(), &BUFFERS) {
         said(&error);
     }
+}
+
+/// What is launched: a kernel with a pointer and a structure, read once.
+fn kernel() -> &'static Kernel {
+    static KERNEL: OnceLock<Kernel> = OnceLock::new();
+    KERNEL.get_or_init(|| {
+        let text = ".version 8.0 .target sm_80 .address_size 64
+            .entry k(.param .u64 p, .param .align 64 .b8 m[512]) { ret; }";
+        let module = Module::read(text);
+        let shape = Shape { block: Some([32, 1, 1]), ..Shape::default() };
+        module.and_then(|module| module.kernel("k", shape)).expect("the text is right")
+    })
 }
 
 /// An error is one sentence.

@@ -38,13 +38,14 @@ const DTYPES: [(Dtype, &str, &str, usize); 12] = [
 ];
 
 impl Dtype {
-    /// A type by its name.
-    pub fn named(name: &str) -> Option<Dtype> {
-        DTYPES.iter().find(|(_, known, ..)| *known == name).map(|(dtype, ..)| *dtype)
+    /// A type by its name, or which names there are.
+    pub fn read(name: &str) -> Result<Dtype, String> {
+        let found = DTYPES.iter().find(|(_, known, ..)| *known == name).map(|(dtype, ..)| *dtype);
+        found.ok_or_else(|| format!("dtype is {name:?}; known are {}", Dtype::names()))
     }
 
     /// All names, for messages.
-    pub fn names() -> String {
+    fn names() -> String {
         DTYPES.map(|(_, name, ..)| name).join(", ")
     }
 

@@ -5,11 +5,10 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use ptx::Kernel;
-use ptx::descriptor::Swizzle;
-use ptx::tensor_map::TensorMap;
 use serde::Deserialize;
-use sim::{Arg, Buffer, Gpu, Invocation};
+use sim::{Buffer, Gpu, Invocation};
 
+use super::args::ArgFile;
 use super::arrays::{Array, Dtype, Fill, npy, npy_of};
 use crate::{Error, Result};
 
@@ -48,35 +47,6 @@ struct BufferFile {
     rtol: f64,
     #[serde(default)]
     atol: f64,
-}
-
-/// One key of these says what the argument is.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ArgFile {
-    buffer: Option<String>,
-    u32: Option<u32>,
-    i32: Option<i32>,
-    u64: Option<u64>,
-    i64: Option<i64>,
-    f32: Option<f32>,
-    f64: Option<f64>,
-    bytes: Option<String>,
-    tensor_map: Option<MapFile>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MapFile {
-    buffer: String,
-    dtype: Option<String>,
-    dims: Vec<u64>,
-    #[serde(default)]
-    strides: Vec<u64>,
-    #[serde(rename = "box")]
-    tile: Vec<u32>,
-    #[serde(default)]
-    swizzle: u32,
 }
 
 /// What a buffer holds at first. What fills one is made when it is needed.
@@ -178,58 +148,15 @@ impl Launch {
             let what = format!("{} arguments for {} parameters: {}", self.args.len(), names.len(), names.join(", "));
             return Err(refuse(what));
         }
+        let named = |name: &str| {
+            let found = self.buffers.iter().zip(buffers).find(|(held, _)| held.name == name);
+            let found = found.map(|(held, buffer)| (held.dtype, buffer.address));
+            found.ok_or_else(|| format!("there is no buffer {name:?}"))
+        };
         let args = self.args.iter().zip(&kernel.params).map(|(arg, param)| {
-            self.arg(arg, buffers).map_err(|what| refuse(format!("the argument for {}: {what}", param.name)))
+            arg.arg(param, &named).map_err(|what| refuse(format!("the argument for {}: {what}", param.name)))
         });
         Ok(Invocation { grid: self.grid, args: args.collect::<Result<_>>()? })
-    }
-
-    fn named(&self, name: &str) -> std::result::Result<usize, String> {
-        let found = self.buffers.iter().position(|buffer| buffer.name == name);
-        found.ok_or_else(|| format!("there is no buffer {name:?}"))
-    }
-
-    fn arg(&self, arg: &ArgFile, buffers: &[Buffer]) -> std::result::Result<Arg, String> {
-        let mut said = Vec::new();
-        if let Some(name) = &arg.buffer {
-            said.push(Arg::Pointer(buffers[self.named(name)?].address));
-        }
-        said.extend(arg.u32.map(Arg::U32));
-        said.extend(arg.i32.map(Arg::S32));
-        said.extend(arg.u64.map(Arg::U64));
-        said.extend(arg.i64.map(|value| Arg::U64(value.cast_unsigned())));
-        said.extend(arg.f32.map(Arg::F32));
-        said.extend(arg.f64.map(|value| Arg::U64(value.to_bits())));
-        if let Some(hex) = &arg.bytes {
-            said.push(Arg::Bytes(unhex(hex).ok_or("bytes wants pairs of hexadecimal digits")?, Vec::new()));
-        }
-        if let Some(map) = &arg.tensor_map {
-            said.push(Arg::Map(self.tensor_map(map, buffers)?));
-        }
-        match said.len() {
-            1 => said.pop().ok_or_else(String::new),
-            _ => Err("give one of buffer, u32, i32, u64, i64, f32, f64, bytes and tensor_map".into()),
-        }
-    }
-
-    fn tensor_map(&self, map: &MapFile, buffers: &[Buffer]) -> std::result::Result<TensorMap, String> {
-        let at = self.named(&map.buffer)?;
-        let dtype = match &map.dtype {
-            Some(name) => dtype(name)?,
-            None => self.buffers[at].dtype,
-        };
-        let element = dtype.element().ok_or("tensor maps have no numbers of 64 bits here")?;
-        let swizzle = match map.swizzle {
-            0 => Swizzle::None,
-            32 => Swizzle::B32,
-            64 => Swizzle::B64,
-            128 => Swizzle::B128,
-            other => return Err(format!("swizzle is {other}; it is 0, 32, 64 or 128")),
-        };
-        let (dims, strides, tile) = (map.dims.clone(), map.strides.clone(), map.tile.clone());
-        let map = TensorMap { element, address: buffers[at].address, dims, strides, tile, swizzle };
-        map.check().map_err(|error| error.to_string())?;
-        Ok(map)
     }
 
     /// Writes every buffer that is written from end to end into a folder, as numpy files of one dimension.
@@ -276,10 +203,6 @@ impl Launch {
     }
 }
 
-fn dtype(name: &str) -> std::result::Result<Dtype, String> {
-    Dtype::named(name).ok_or_else(|| format!("dtype is {name:?}; known are {}", Dtype::names()))
-}
-
 /// The bytes of a file, if it is one, and no longer than it may be. Devices and pipes may have no end.
 fn bytes_of(path: &Path, most: u64) -> std::result::Result<Vec<u8>, String> {
     let file = std::fs::File::open(path).map_err(|error| format!("{path:?}: {error}"))?;
@@ -299,7 +222,7 @@ fn array(path: &Path, bytes: &Bytes<'_>) -> std::result::Result<Array, String> {
 }
 
 fn contents(name: &str, file: BufferFile, bytes: &Bytes<'_>, left: &mut u64) -> std::result::Result<Contents, String> {
-    let named = file.dtype.as_deref().map(dtype).transpose()?;
+    let named = file.dtype.as_deref().map(Dtype::read).transpose()?;
     let (dtype, count, start) = match (&file.file, &file.fill) {
         (Some(path), None) => {
             let array = array(path, bytes)?;
@@ -332,12 +255,6 @@ fn contents(name: &str, file: BufferFile, bytes: &Bytes<'_>, left: &mut u64) -> 
     }
     let (rtol, atol, expect) = (file.rtol, file.atol, expect.map(|expect| expect.bytes));
     Ok(Contents { name: name.to_owned(), dtype, count, start, expect, rtol, atol })
-}
-
-fn unhex(hex: &str) -> Option<Vec<u8>> {
-    let digits: Vec<u8> = hex.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
-    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    digits.len().is_multiple_of(2).then(|| digits.chunks(2).map(byte).collect())?
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! A text and a file that says how it is launched are all it takes: no GPU, no driver, no toolkit. The kernel runs
 //! under adversarial schedules; what breaks a rule of the machine, and what comes out wrong, is a finding.
 
+mod args;
 mod arrays;
 mod launch;
 mod mutations;

@@ -203,3 +203,93 @@ fn what_cannot_be_run_is_said_in_one_line() {
     let output = hammerhead(["check", "nowhere.ptx", "--launch", "nowhere.toml"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
+
+/// A structure as CUTLASS's kernels take it: a tensor map, a pointer, a count and more, in one parameter. One thread
+/// has the copy engine bring 32 words by the map, whose address is made of the parameter's; all double it.
+const STRUCTURE: &str = ".version 8.0\n.target sm_90a\n.address_size 64
+.visible .entry twice(.param .align 64 .b8 params[256])
+{
+.reg .pred %p<4>; .reg .b32 %r<12>; .reg .b64 %d<8>;
+.shared .align 128 .b8 words[128];
+.shared .align 8 .b8 full[8];
+mov.b64 %d1, params; cvta.param.u64 %d2, %d1; add.s64 %d3, %d2, 64;
+mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; mov.b32 %r2, words; mov.b32 %r3, full;
+@%p1 bra WAIT;
+prefetch.tensormap [%d3];
+mbarrier.init.shared::cta.b64 [%r3], 1;
+fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 128;
+mov.u32 %r4, 0;
+cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%d3, {%r4, %r4}], [%r3];
+WAIT:
+bar.sync 0;
+mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
+@!%p2 bra WAITS;
+bra DONE;
+WAITS:
+mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
+@!%p2 bra WAITS;
+DONE:
+mad.lo.s32 %r5, %r1, 4, %r2; ld.shared.u32 %r6, [%r5];
+ld.param.u32 %r7, [params+200]; mul.lo.u32 %r6, %r6, %r7;
+ld.param.u64 %d4, [params+192]; mad.wide.u32 %d5, %r1, 4, %d4;
+st.global.u32 [%d5], %r6;
+ret;
+}
+";
+
+const PARTS: &str = "grid = [1]\nblock = [32]
+[buffer.in]\ndtype = \"u32\"\nshape = [32]\nfill = \"arange\"
+[buffer.out]\ndtype = \"u32\"\nshape = [32]\nfill = \"poison\"\nexpect = \"twice.npy\"
+[[arg]]\nsize = 256
+parts = [
+  { at = 64, tensor_map = { buffer = \"in\", dims = [8, 4], strides = [32], box = [8, 4] } },
+  { at = 192, buffer = \"out\" },
+  { at = 200, u32 = 2 },
+  { at = 0, bytes = \"00ff\" },
+]\n";
+
+#[test]
+fn a_structure_is_made_of_parts_and_may_hold_tensor_maps() {
+    let folder = folder();
+    let header = "{'descr': '<u4', 'fortran_order': False, 'shape': (32,), }\n";
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend((0..32u32).flat_map(|thread| (2 * thread).to_le_bytes()));
+    std::fs::write(folder.path().join("twice.npy"), bytes).unwrap();
+    let output = check(folder.path(), STRUCTURE, PARTS, &["--rules", "letter"]);
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    let output = check(folder.path(), STRUCTURE, &PARTS.replace("u32 = 2", "u32 = 3"), &[]);
+    assert!(stdout(&output).contains("out: 31 of 32 elements differ, first 1: 3, not 2"), "{}", stdout(&output));
+    // Where the kernel looks for a map there has to be one.
+    let output =
+        check(folder.path(), STRUCTURE, &PARTS.replace("at = 64", "at = 0").replace("  { at = 0, b", "#"), &[]);
+    assert!(stdout(&output).contains("the address of a tensor map"), "{}", stdout(&output));
+    for (old, new, parts) in [
+        ("size = 256", "size = 264", &["params: size is 264, and the parameter has 256 bytes"][..]),
+        ("at = 64", "at = 72", &["the part at 72", "a multiple of 64 bytes"]),
+        ("at = 64", "at = 192", &["the part at 192", "its 128 bytes reach beyond the parameter's 256"]),
+        ("at = 192", "at = 18446744073709551615", &["reach beyond the parameter's 256"]),
+        ("at = 192", "at = 9223372036854775807", &["reach beyond the parameter's 256"]),
+        ("at = 192", "at = 188", &["the part at 64 ends before byte 192, and the part at 188 overlaps it"]),
+        ("at = 200", "at = 196", &["the part at 192 ends before byte 200, and the part at 196 overlaps it"]),
+        ("{ at = 200, ", "{ ", &["part 2 has no at"]),
+        ("u32 = 2", "u32 = 2, i32 = 2", &["the part at 200: give one of buffer"]),
+        ("u32 = 2", "size = 4", &["the part at 200: a part has no parts or size"]),
+        ("u32 = 2", "parts = []", &["the part at 200: a part has no parts or size"]),
+        ("buffer = \"out\" }", "buffer = \"none\" }", &["the part at 192: there is no buffer \"none\""]),
+        ("00ff", "00f", &["the part at 0: bytes wants pairs"]),
+        ("size = 256", "u32 = 256", &["params: give one of buffer"]),
+        ("size = 256", "at = 256", &["at is for the parts of a structure"]),
+        ("box = [8, 4]", "box = [8, 4], dtype = \"u5\"", &["dtype is \"u5\"", "and of a tensor map u4"]),
+    ] {
+        let output = check(folder.path(), STRUCTURE, &PARTS.replacen(old, new, 1), &[]);
+        let said = stderr(&output);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{new}: {said}");
+        parts.iter().for_each(|part| assert!(said.contains(part), "no {part:?} in: {said}"));
+    }
+    // A tensor map wants an aligned parameter, too.
+    let output = check(folder.path(), &STRUCTURE.replace(".param .align 64", ".param .align 8"), PARTS, &[]);
+    assert!(stderr(&output).contains("this one is to 8"), "{}", stderr(&output));
+}
