@@ -156,3 +156,18 @@ fn source_lines_are_phases_with_the_calls_around_them() {
     let last = kernel.body.last().unwrap();
     assert_eq!(kernel.phase_path(last.phase), "k/b.py:3/cd ?:43");
 }
+
+/// C++ templates have names of thousands of characters, and every finding names the calls around it.
+#[test]
+fn phases_have_names_that_can_be_read() {
+    let long = format!("_Z{}4copyEv", "very_long_".repeat(400));
+    let text = format!(
+        ".version 8.0 .target sm_80 .address_size 64\n.file 1 \"a.cu\"\n.visible .entry {long}()\n.reqntid 32\n{{ .loc 1 7 0\n ret; }}"
+    );
+    let kernel = Module::read(&text).unwrap().kernel(&long, Shape::default()).unwrap();
+    assert_eq!(kernel.name, long);
+    let names: Vec<&str> = kernel.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert!(names.iter().all(|name| name.len() < 100), "{names:?}");
+    assert!(names[0].starts_with("_Zvery_long_") && names[0].ends_with("4copyEv"), "{names:?}");
+    assert_eq!(names[1], "a.cu:7");
+}

@@ -33,6 +33,8 @@ const MOST_REGISTERS: u64 = 1 << 18;
 const MOST_BYTES: u64 = 1 << 30;
 /// Calls within calls that a source line is followed through.
 const DEEPEST_INLINING: usize = 16;
+/// Characters of a function's name that a phase has: those of C++ templates run to thousands.
+const LONGEST_NAME: usize = 80;
 /// Calls that are replaced by what they call, within each other and in all, and the instructions that this may come to.
 const DEEPEST_CALL: usize = 16;
 const MOST_CALLS: u32 = 4096;
@@ -109,6 +111,17 @@ struct Lower<'m, 't> {
     opcode: &'t str,
 }
 
+/// A name, without the middle of a long one.
+fn shortened(name: &str) -> String {
+    let count = name.chars().count();
+    if count <= LONGEST_NAME {
+        return name.to_string();
+    }
+    let half = LONGEST_NAME / 2;
+    let (start, end): (String, String) = (name.chars().take(half).collect(), name.chars().skip(count - half).collect());
+    format!("{start}...{end}")
+}
+
 /// Makes a kernel of a function, for a launch.
 pub(super) fn lower<'t>(
     text: &'t str,
@@ -122,7 +135,7 @@ pub(super) fn lower<'t>(
     let (block, launch) = bounds(text, function, shape)?;
     let target = target(text, read)?;
     let name = function.name.text.to_string();
-    let phases = vec![Phase { name: name.clone(), parent: None }];
+    let phases = vec![Phase { name: shortened(&name), parent: None }];
     let (params, shared, registers, instructions) = (Vec::new(), Vec::new(), [0; 4], Vec::new());
     let kernel = Kernel {
         name,
@@ -622,7 +635,7 @@ impl<'t> Lower<'_, 't> {
             let path = self.read.files.get(&file).copied().unwrap_or("?");
             let file = path.rsplit('/').next().unwrap_or(path);
             let name = match function.and_then(|label| self.read.strings.get(label)) {
-                Some(function) => format!("{function} {file}:{line}"),
+                Some(function) => format!("{} {file}:{line}", shortened(function)),
                 None => format!("{file}:{line}"),
             };
             // Names are bytes of a stranger's, and are printed as comments.
