@@ -447,12 +447,13 @@ pub enum FaultKind {
         /// The lanes.
         lanes: u32,
     },
-    /// A register that a running multiplication owns was touched (*wgmma.wait_group*).
-    #[error("register {reg} is touched while a multiplication owns it: {owner}; wait for its group first")]
+    /// A register was touched that a running multiplication owns (*wgmma.wait_group*), or overwritten while a load of
+    /// tensor memory may still write it (*tcgen05: Register dependencies, same thread*).
+    #[error("register {reg} is touched while asynchronous work owns it: {owner}; wait for that first")]
     RegisterInFlight {
         /// The register.
         reg: RegId,
-        /// The multiplication.
+        /// The multiplication or load.
         owner: Box<Site>,
     },
     /// A register was used otherwise, and then by a multiplication, without a fence between (*wgmma.fence*).

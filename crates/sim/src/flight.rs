@@ -257,8 +257,8 @@ impl TensorOp {
     pub(crate) fn piece(&self) -> Option<Piece> {
         match self {
             TensorOp::CopyScales { .. } => Some(Piece::Copy),
-            TensorOp::Multiply(_, mma, _) => Some(Piece::Multiply(mma.d, mma.n)),
-            TensorOp::MultiplyDense(_, mma, _) => Some(Piece::Multiply(mma.d, mma.n)),
+            TensorOp::Multiply(_, mma, _) => Some(mma.piece()),
+            TensorOp::MultiplyDense(_, mma, _) => Some(mma.piece()),
             TensorOp::Commit { .. } => None,
         }
     }

@@ -9,11 +9,11 @@
 //! rising k.
 
 use ptx::descriptor::WgmmaDescriptor;
-use ptx::instr::MatrixElement;
+use ptx::instr::{DenseKind, MatrixElement};
 
 use crate::error::{FaultKind, Place};
 use crate::memory::Written;
-use crate::race::Shadow;
+use crate::race::{Multiplied, Piece, Shadow};
 
 /// Lanes of tensor memory.
 pub(crate) const LANES: u32 = 128;
@@ -269,9 +269,17 @@ pub(crate) struct BlockScaled {
     pub(crate) accumulate: bool,
 }
 
+impl BlockScaled {
+    /// As far as others are ordered behind it.
+    pub(crate) fn piece(&self) -> Piece {
+        Piece::Multiply(Multiplied { sums: (self.d, 0), shape: (LANES, self.n), kind: None })
+    }
+}
+
 /// A multiplication without block scales; tensor memory by first column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dense {
+    pub(crate) kind: DenseKind,
     pub(crate) d: u32,
     /// The first lane of D: 16 where 64 rows take the upper halves of the warps' lanes.
     pub(crate) first_lane: u32,
@@ -287,6 +295,12 @@ pub(crate) struct Dense {
 }
 
 impl Dense {
+    /// As far as others are ordered behind it.
+    pub(crate) fn piece(&self) -> Piece {
+        let (sums, shape) = ((self.d, self.first_lane), (self.rows, self.n));
+        Piece::Multiply(Multiplied { sums, shape, kind: Some(self.kind) })
+    }
+
     /// Columns that hold the 32 bytes of a row of A.
     pub(crate) const COLUMNS_OF_A: u32 = 8;
 

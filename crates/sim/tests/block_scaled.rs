@@ -96,8 +96,8 @@ fn tensor_memory_must_be_given_back() {
 }
 
 #[test]
-fn a_load_must_be_waited_for_before_its_registers_are_used() {
-    assert_eq!(without(|op| matches!(op, Tcgen05::WaitLoad)).kind.name(), "register in flight");
+fn a_load_must_be_waited_for_before_its_columns_are_given_back() {
+    assert_eq!(without(|op| matches!(op, Tcgen05::WaitLoad)).kind.name(), "race");
 }
 
 #[test]

@@ -197,19 +197,23 @@ impl Exec<'_, '_> {
         if sound && self.warp.loading.is_empty() && !by_threads {
             return Ok(());
         }
-        let mut everywhere = true;
+        let (mut everywhere, mut doubtful) = (true, false);
         let (replaces, program) = (self.replaces(op), self.core.program.clone());
         for &(reg, access) in program.registers(self.pc) {
             if !sound && access != Access::Write {
                 // In practice half of a pair may be anything: Triton packs one number for two, and takes that one out
                 // again.
                 let packs = matches!(op, Op::Arith(Arith::Pack { .. })) && self.core.rules == Rules::Practice;
-                if !(replaces && access == Access::Update || packs) {
+                let excused = replaces && access == Access::Update || packs || self.taints_undefined(op, reg);
+                if !excused {
                     self.check_defined(reg, self.mask)?;
                 }
+                doubtful |= self.warp.tainted(reg) & self.mask != 0;
                 everywhere &= self.warp.undefined(reg, FULL) == 0;
             }
-            if let Some((_, pc)) = self.warp.loading.iter().find(|(loading, _)| *loading == reg) {
+            // Whoever reads a register waits for the load by itself; whoever writes it has to wait.
+            let loading = self.warp.loading.iter().find(|(loading, _)| *loading == reg && access != Access::Read);
+            if let Some((_, pc)) = loading {
                 let block = self.cluster.blocks[self.rank].id;
                 let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, *pc));
                 self.offend(FaultKind::RegisterInFlight { reg, owner })?;
@@ -224,7 +228,21 @@ impl Exec<'_, '_> {
         if !sound && everywhere {
             self.warp.make_sound(self.pc);
         }
-        Ok(())
+        if doubtful { self.check_taints(op) } else { Ok(()) }
+    }
+
+    /// In practice a register that was not written may be computed with, as memory that was not: compilers hoist what
+    /// one side of a branch needs. CUTLASS's persistent kernels for Blackwell divide what a refused
+    /// `clusterlaunchcontrol.query_cancel` has not given, and look at the refusal then.
+    fn taints_undefined(&mut self, op: &Op, reg: RegId) -> bool {
+        let lanes = self.warp.undefined(reg, self.mask);
+        if lanes == 0 || self.core.rules == Rules::Letter || !matches!(op, Op::Arith(_)) || !may_be_tainted(op, reg) {
+            return false;
+        }
+        self.note_origin(|_| Some(FaultKind::UndefinedRegister { reg, lanes }));
+        self.warp.set(reg, lanes, &[0; 32]);
+        self.warp.taint(reg, lanes, self.pc);
+        true
     }
 
     /// Whether a multiplication's accumulators are replaced, by what a predicate says: then they may hold anything.

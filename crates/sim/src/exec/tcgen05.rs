@@ -174,7 +174,8 @@ impl Exec<'_, '_> {
         self.cluster.blocks[self.rank].tenancy.take(start, columns, pair);
         let allocation = Allocation { column: start, columns, warp: self.warp.index };
         self.tensor_memory().allocate(allocation);
-        // The ISA does not say which way the address is written. Triton lets copies overwrite it without a fence.
+        // To the ISA this is a weak store, of a proxy that it does not name. Triton lets copies overwrite the word
+        // without a fence.
         let record = match self.core.rules {
             Rules::Letter => self.record(None),
             Rules::Practice => self.written_by_tensor_cores(),
@@ -209,20 +210,15 @@ impl Exec<'_, '_> {
         self.shared_span(Space::Shared, addresses[0], 4)
     }
 
-    /// The blocks that work for an instruction: this one, or the pair of which it is the first.
+    /// The blocks that work for an instruction: this one, or the pair that it is of. Either of a pair may issue
+    /// (*Issue Granularity*), though published kernels leave it to the first.
     fn workers(&self, group: CtaGroup) -> Result<Range<usize>, FaultKind> {
         match group {
             CtaGroup::One => Ok(self.rank..self.rank + 1),
-            CtaGroup::Two if self.rank.is_multiple_of(2) && self.rank + 1 < self.cluster.blocks.len() => {
-                Ok(self.rank..self.rank + 2)
-            }
+            CtaGroup::Two if self.rank | 1 < self.cluster.blocks.len() => Ok(self.rank & !1..(self.rank | 1) + 1),
             CtaGroup::Two => {
                 let (what, found) = ("the rank of a block that gives work to a pair", self.rank as u64);
-                Err(FaultKind::BadOperand {
-                    what,
-                    found,
-                    wanted: "an even one, with the other block of the pair behind it",
-                })
+                Err(FaultKind::BadOperand { what, found, wanted: "one of two blocks of a cluster" })
             }
         }
     }
@@ -398,8 +394,8 @@ impl Exec<'_, '_> {
                     self.note_origin(|_| Some(FaultKind::Uninitialised { place: place.clone(), byte: 0 }));
                     self.warp.taint(*reg, missing, self.pc);
                 }
-                // In practice assemblers make whoever reads a register wait for it. Triton converts what it loads
-                // before it waits.
+                // The ISA has true dependencies respected without a wait (tcgen05: Register dependencies, same thread);
+                // in practice assemblers keep track of all of them.
                 if self.core.rules == Rules::Letter {
                     self.warp.loading.push((*reg, self.pc));
                 }
@@ -612,7 +608,8 @@ impl Exec<'_, '_> {
         };
         let DenseShape { n, elements, negate, transpose, .. } = shape;
         let accumulate = self.warp.get_lane(*accumulate, lane) == 1;
-        let mma = Dense { d: address & 0xffff, first_lane, rows, n, tensor_a, accumulate, elements, negate, transpose };
+        let (kind, d) = (*kind, address & 0xffff);
+        let mma = Dense { kind, d, first_lane, rows, n, tensor_a, accumulate, elements, negate, transpose };
         let depth = elements[0].depth();
         let desc = self.tensor_descriptor(*b, lane)?;
         let mut pieces = Pieces { a: Vec::new(), b: tensor_core::pieces_of(&desc, (depth, n / blocks), transpose[1]) };
@@ -627,12 +624,12 @@ impl Exec<'_, '_> {
             self.read_operand(block, &pieces.a, lane, record)?;
             self.read_operand(block, &pieces.b, lane, record)?;
             for (first, lanes) in mma.lanes() {
-                let piece = Some(Piece::Multiply(mma.d, mma.n));
+                let piece = Some(mma.piece());
                 let of = |column: u32, columns: u32| Cells { block, lane: first, lanes, column, columns };
                 if let Some(column) = tensor_a {
                     self.touch_tensor(of(column, Dense::COLUMNS_OF_A), false, Some(lane), record, piece)?;
                 }
-                self.touch_sums(of(mma.d, mma.n), accumulate, lane, record)?;
+                self.touch_sums(of(mma.d, mma.n), accumulate, lane, record, piece)?;
             }
         }
         if let Some(desc) = desc_a {
@@ -643,8 +640,14 @@ impl Exec<'_, '_> {
     }
 
     /// The accumulators of a multiplication in one block, or some of them.
-    fn touch_sums(&mut self, cells: Cells, accumulate: bool, lane: usize, record: RecordId) -> Result<(), FaultKind> {
-        let piece = Some(Piece::Multiply(cells.column, cells.columns));
+    fn touch_sums(
+        &mut self,
+        cells: Cells,
+        accumulate: bool,
+        lane: usize,
+        record: RecordId,
+        piece: Option<Piece>,
+    ) -> Result<(), FaultKind> {
         if accumulate {
             self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
@@ -663,13 +666,13 @@ impl Exec<'_, '_> {
     ) -> Result<(), FaultKind> {
         self.read_operand(block, &pieces.a, lane, record)?;
         self.read_operand(block, &pieces.b, lane, record)?;
-        let piece = Some(Piece::Multiply(mma.d, mma.n));
+        let piece = Some(mma.piece());
         for (column, rows) in [(mma.scale_a, LANES), (mma.scale_b, mma.n)] {
             let cells = Cells { block, lane: 0, lanes: LANES, column, columns: rows.div_ceil(32) };
             self.touch_tensor(cells, false, Some(lane), record, piece)?;
         }
         let cells = Cells { block, lane: 0, lanes: LANES, column: mma.d, columns: mma.n };
-        self.touch_sums(cells, mma.accumulate, lane, record)
+        self.touch_sums(cells, mma.accumulate, lane, record, piece)
     }
 
     /// Takes A from the collector, or leaves it there, as the instruction says. Hardware may read the matrix again all

@@ -14,6 +14,6 @@ mod shadow;
 mod unit;
 
 pub(crate) use log::{IN_FLIGHT, Log, Proxy, Record, RecordId};
-pub(crate) use observer::{ISSUED, Issued, Observer, Piece};
+pub(crate) use observer::{ISSUED, Issued, Multiplied, Observer, Piece};
 pub(crate) use shadow::Shadow;
 pub(crate) use unit::{Conflict, Writers};

@@ -1,5 +1,7 @@
 //! Who makes an access, and whether another one is ordered before it.
 
+use ptx::instr::DenseKind;
+
 use super::log::{EVERY_LANE, IN_FLIGHT, Log, Mark, Proxy, Record, RecordId};
 use crate::clock::{Cleared, Clock, Knowledge, PREDECESSOR};
 use crate::lanes::lanes;
@@ -10,8 +12,18 @@ use crate::warp::Copies;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
     Copy,
-    /// By the accumulator's first column, and columns.
-    Multiply(u32, u32),
+    Multiply(Multiplied),
+}
+
+/// What two multiplications have in common that run in the order in which they were issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Multiplied {
+    /// First column and first lane of the accumulator.
+    pub(crate) sums: (u32, u32),
+    /// Rows of each block, and columns.
+    pub(crate) shape: (u32, u32),
+    /// None is that with block scales.
+    pub(crate) kind: Option<DenseKind>,
 }
 
 impl Piece {

@@ -10,13 +10,15 @@ use sim::{Arg, FaultKind, Gpu, Invocation, Limits, Schedule};
 use crate::{Bench, Kept, caught, device, rule, rule_of_the_letter};
 
 #[test]
-fn a_register_must_be_written_before_it_is_read() {
+fn a_register_must_be_written_before_what_comes_of_it_is_stored() {
     let fault = rule("undefined register", |kept| {
         let mut b = Bench::new(32, None);
         let word = b.k.register::<U32>();
         let some = b.k.lt(b.thread, if kept == Kept::Yes { 32 } else { 31 });
         b.k.when(some, |k| k.set(word, 1));
-        b.k.add(word, 1);
+        let sum = b.k.add(word, 1);
+        let to = b.k.mul_wide_add(b.thread, 4, b.output);
+        b.k.store(Addr::<Global>::of(to), sum);
         b.finish()
     });
     assert!(matches!(fault.kind, FaultKind::UndefinedRegister { lanes: 0x8000_0000, .. }), "{fault}");

@@ -1,10 +1,10 @@
 //! Tensor memory: whose it is, and what is in it.
 
-use ptx::descriptor::{BlockScaledShape, MatrixLayout, Swizzle};
+use ptx::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Swizzle};
 use ptx::instr::{Barrier, Collector, Semantics};
 use ptx::{
-    Addr, Barriers, Bool, Builder, CopyOptions, CtaGroup, Global, Kernel, Multiply, Operand, Reg, Scope, Shared,
-    SharedRegion, Space, SpecialRegister, Target, Tcgen05Matrix, TensorAddress, U32,
+    Addr, Barriers, Bool, Builder, CopyOptions, CtaGroup, Global, Kernel, Multiply, MultiplyHalves, Operand, Reg,
+    Scope, Shared, SharedRegion, Space, SpecialRegister, Target, Tcgen05Matrix, TensorAddress, U32,
 };
 
 use sim::{Gpu, Invocation, Limits, Rules, Schedule};
@@ -355,6 +355,58 @@ fn scales_are_copied_to_every_fourth_column() {
 fn multiplications_follow_each_other_on_one_accumulator_of_one_shape() {
     let again = Step { copies: false, ..FIRST };
     rule("race", |kept| multiply(&[FIRST, Step { columns: if kept == Kept::Yes { 8 } else { 16 }, ..again }]));
+}
+
+#[test]
+fn multiplications_of_two_kinds_do_not_follow_each_other() {
+    let first = Step { columns: 16, scales: 20, ..FIRST };
+    rule("race", |kept| {
+        let (mut b, zeros) = zeros(128);
+        let (base, bars) = (zeros.base, zeros.bars);
+        let lead = b.k.eq(b.thread, 0);
+        b.k.if_(lead, |k| {
+            zeros.copy(k, first);
+            zeros.multiply(k, first);
+            if kept == Kept::Yes {
+                return zeros.multiply(k, first);
+            }
+            let (a, b) = (zeros.matrix(k, 0, ROWS, 0), zeros.matrix(k, 1, ROWS, 0));
+            let shape = k.halves_shape(HalvesShape { m: 128, n: 16, bf16: false });
+            let (group, collector, accumulate) = (CtaGroup::One, Collector::Discard, k.bits(0));
+            k.tensor_multiply_halves(MultiplyHalves { group, d: base, a, b, shape, accumulate, collector });
+        });
+        b.k.if_(lead, |k| k.tensor_commit(CtaGroup::One, bars.at(0), None));
+        b.k.wait(bars.at(0), 0);
+        b.k.tensor_fence_after_sync();
+        free(&mut b, base);
+        b.finish()
+    });
+}
+
+/// What a warp loads may be computed with at once: the ISA respects true dependencies. To write the register, or the
+/// columns, is another matter.
+#[test]
+fn registers_of_a_load_may_be_read_before_the_wait_but_not_written() {
+    let kernel = |kept| {
+        let (mut b, address) = bench();
+        let base = allocate(&mut b, address);
+        let at = mine(&mut b, base);
+        store(&mut b, at);
+        let [value] = b.k.tensor_load_columns::<1>(at);
+        let to = b.k.mul_wide_add(b.thread, 4, b.output);
+        let sum = b.k.add(value.cast::<U32>(), 1);
+        b.k.store(Addr::<Global>::of(to), sum);
+        if kept == Kept::Yes {
+            b.k.tensor_wait_load();
+        }
+        b.k.set(value.cast::<U32>(), 3);
+        if kept == Kept::No {
+            b.k.tensor_wait_load();
+        }
+        free(&mut b, base);
+        b.finish()
+    };
+    rule_of_the_letter("register in flight", kernel);
 }
 
 #[test]

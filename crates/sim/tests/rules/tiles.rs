@@ -440,7 +440,7 @@ const SLIPS: [(Slip, &str); 40] = [
     (Slip::SumsNotAwaited, "uninitialised read"),
     (Slip::SummedOfOtherParity, "uninitialised read"),
     (Slip::NoFenceBehindSummed, "race"),
-    (Slip::LoadNotAwaited, "register in flight"),
+    (Slip::LoadNotAwaited, "race"),
     (Slip::DrainedBeforeLoad, "race"),
     (Slip::DrainedBeforeLoadIsOver, "race"),
     (Slip::NoFenceBeforeDrained, "race"),
