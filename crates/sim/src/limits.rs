@@ -88,10 +88,12 @@ pub enum Rules {
     /// barrier, of whatever scope. What threads have fenced for the whole device may be told of by any thread that they
     /// then meet at a barrier of the block. Tensor memory is allocated from its first column on, for a block that has a
     /// multiprocessor to itself, and given back by any warp behind any barrier; it needs no tcgen05 fences, its loads'
-    /// registers may be used before they are waited for, and the address that an allocation leaves may be read behind
-    /// any barrier, and overwritten by a copy. Barriers whose initialisation is known may be used by copies without a
-    /// fence, threads may store what another one has stored there, the warps of a warpgroup need not meet between
-    /// changes of their registers, and a block may end before its stores are read.
+    /// registers may be written before they are waited for, and the address that an allocation leaves may be read
+    /// behind any barrier, and overwritten by a copy. Barriers whose initialisation is known may be used by copies
+    /// without a fence, threads may store what another one has stored there, lanes of a warp one box to one place, and
+    /// matrices where the warp has loaded others. `elect.sync` elects the first lane, registers that were not written
+    /// may be computed with where nothing depends on it, the warps of a warpgroup need not meet between changes of
+    /// their registers, and a block may end before its stores are read.
     #[default]
     Practice,
     /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between

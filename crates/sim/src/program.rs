@@ -402,18 +402,28 @@ fn looks_only(op: &Op) -> bool {
     matches!(op, Op::Memory(Memory::Load { .. }) | Op::Barrier(Barrier::TryWait { .. }) | Op::Fence(_))
 }
 
-/// Whether the instruction is a wait, followed by a branch back to it while it fails.
+/// Whether the instruction is a wait, followed by a branch back to it while it fails, or by a branch over such a one
+/// when it does not.
 fn spins(kernel: &Kernel, labels: &[usize], at: usize) -> bool {
     let Op::Barrier(Barrier::TryWait { done, .. }) = &kernel.body[at].op else { return false };
-    let again = Some(Guard { pred: *done, negated: true });
-    match kernel.body.get(at + 1) {
-        Some(Instr { guard, op: Op::Control(Control::Branch { target, .. }), .. }) if *guard == again => {
-            let start = labels[target.0 as usize];
-            let is_label = |instr: &Instr| matches!(instr.op, Op::Control(Control::Label(_)));
-            kernel.body[at].guard.is_none() && start < at && kernel.body[start..at].iter().all(is_label)
+    let branch = |at: usize| match kernel.body.get(at) {
+        Some(Instr { guard, op: Op::Control(Control::Branch { target, .. }), .. }) => {
+            Some((*guard, labels[target.0 as usize]))
         }
-        _ => false,
-    }
+        _ => None,
+    };
+    let only_labels = |from: usize, to: usize| {
+        let is_label = |instr: &Instr| matches!(instr.op, Op::Control(Control::Label(_)));
+        from <= to && kernel.body[from..to].iter().all(is_label)
+    };
+    let again = |back: Option<Guard>| Some(Guard { pred: *done, negated: true }) == back;
+    let over = |out: Option<Guard>| Some(Guard { pred: *done, negated: false }) == out;
+    let start = match (branch(at + 1), branch(at + 2)) {
+        (Some((guard, start)), _) if again(guard) => start,
+        (Some((guard, end)), Some((None, start))) if over(guard) && only_labels(at + 3, end) => start,
+        _ => return false,
+    };
+    kernel.body[at].guard.is_none() && start < at && only_labels(start, at)
 }
 
 fn unit(kernel: &Kernel, global: bool) -> u32 {

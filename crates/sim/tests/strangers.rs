@@ -4,8 +4,10 @@
 mod texts;
 
 use ptx::Kernel;
+use ptx::descriptor::Swizzle;
 use ptx::instr::Barrier;
 use ptx::parse::{Module, Shape};
+use ptx::tensor_map::{Element, TensorMap};
 use sim::{Arg, Gpu, Invocation, Limits, Rules, Schedule};
 use texts::{kernel_for, results_of};
 
@@ -634,4 +636,105 @@ fn cooperative_groups_have_what_the_system_keeps_of_shared_memory() {
         mov.b64 %d3, {%r2, %r3}; st.global.b64 [%o], %d3;";
     // It is zero where nobody has written.
     assert_eq!(results([64, 1, 1], &[0; 8], body), vec![3; 64]);
+}
+
+/// Whether a kernel runs by the rules of published kernels, and what the letter has against it.
+fn judged(kernel: &Kernel, input: &[u8]) -> Vec<&'static str> {
+    results_of(kernel, input);
+    let mut found: Vec<&str> = Vec::new();
+    for schedule in Schedule::several(4) {
+        let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
+        let (input, out) = (gpu.upload("in", input), gpu.alloc("out", 8 * kernel.launch.threads as usize));
+        let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), out.into()] };
+        found.extend(gpu.run(kernel, &launch, schedule).err().map(|fault| fault.kind.name()));
+    }
+    found.dedup();
+    found
+}
+
+/// As CUTLASS waits: out of the loop when the phase is over, and back otherwise.
+#[test]
+fn a_wait_may_branch_out_of_its_loop() {
+    let body = ".shared .align 16 .b8 words[256]; .shared .align 8 .b8 full[8];
+        mov.b32 %r2, words; mov.b32 %r3, full; setp.eq.u32 %p1, %t, 0; mov.u32 %r4, 0x989680;
+        @%p1 mbarrier.init.shared::cta.b64 [%r3], 1; @%p1 fence.mbarrier_init.release.cluster; bar.sync 0;
+        @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 256;
+        @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%i], 256, [%r3];
+        {
+        .reg .pred P1;
+        LAB_WAIT:
+        mbarrier.try_wait.parity.shared::cta.b64 P1, [%r3], 0, %r4;
+        @P1 bra DONE;
+        bra LAB_WAIT;
+        DONE:
+        }
+        mad.lo.u32 %r5, %t, 8, %r2; ld.shared.b64 %d1, [%r5]; st.global.b64 [%o], %d1;";
+    let input: Vec<u8> = (0..32u64).flat_map(|word| (3 * word).to_le_bytes()).collect();
+    assert_eq!(results([32, 1, 1], &input, body), (0..32).map(|word| 3 * word).collect::<Vec<_>>());
+    assert!(judged(&kernel([32, 1, 1], body), &input).is_empty());
+}
+
+/// CUTLASS's epilogues store matrices over those that the warp has loaded: every lane has executed the load by then.
+#[test]
+fn a_warp_stores_matrices_over_those_it_has_loaded() {
+    let body = ".shared .align 16 .b8 rows[512];
+        mov.b32 %r2, rows; mad.lo.u32 %r3, %t, 16, %r2;
+        mad.wide.u32 %d1, %t, 16, %i; ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%d1];
+        st.shared.v4.b32 [%r3], {%r4, %r5, %r6, %r7}; bar.warp.sync 0xffffffff;
+        ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%r8, %r9, %r10, %r11}, [%r3];
+        stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%r3], {%r11, %r10, %r9, %r8};
+        bar.warp.sync 0xffffffff; ld.shared.b64 %d2, [%r3]; st.global.b64 [%o], %d2;";
+    let input: Vec<u8> = (0..64u64).flat_map(u64::to_le_bytes).collect();
+    // The four matrices of eight rows in the other order.
+    let expected: Vec<u64> = (0..32).map(|row| 2 * ((3 - row / 8) * 8 + row % 8)).collect();
+    assert_eq!(results([32, 1, 1], &input, body), expected);
+    assert_eq!(judged(&kernel([32, 1, 1], body), &input), ["race"]);
+}
+
+/// What was not written may be computed with in practice, and not acted upon.
+#[test]
+fn an_unwritten_register_may_be_computed_with_where_nothing_depends_on_it() {
+    let input = 0u64.to_le_bytes();
+    let body = |chosen: u32| {
+        format!(
+            "ld.global.b32 %r2, [%i]; setp.eq.u32 %p1, %r2, 1; @%p1 mov.u32 %r3, 5;
+            add.u32 %r4, %r3, 7; mov.u32 %r5, 9; setp.eq.u32 %p2, %r2, {chosen}; selp.u32 %r6, %r4, %r5, %p2;
+            cvt.u64.u32 %d1, %r6; st.global.b64 [%o], %d1;"
+        )
+    };
+    assert_eq!(result(&input, &body(1)), 9);
+    assert_eq!(judged(&kernel([1, 1, 1], &body(1)), &input), ["undefined register"]);
+    let mut gpu = Gpu::new(Limits::h200());
+    let (input, out) = (gpu.upload("in", &input), gpu.alloc("out", 8));
+    let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), out.into()] };
+    let fault = gpu.run(&kernel([1, 1, 1], &body(0)), &launch, Schedule::Earliest).expect_err("it is stored");
+    assert_eq!(fault.kind.name(), "undefined register");
+}
+
+/// CUTLASS has whole warps store their tiles: the same box from the same place to the same place.
+#[test]
+fn a_box_that_all_lanes_store_is_stored_once() {
+    let text = ".version 8.8\n.target sm_90a\n.address_size 64\n
+        .visible .entry k(.param .align 64 .b8 map[128])
+        {
+        .reg .b32 %r<5>; .reg .b64 %d<3>; .shared .align 128 .b8 tile[128];
+        mov.u32 %r1, %tid.x; mov.b32 %r2, tile; mad.lo.u32 %r3, %r1, 4, %r2; st.shared.b32 [%r3], %r1;
+        fence.proxy.async.shared::cta; bar.sync 0; mov.u32 %r4, 0;
+        mov.b64 %d1, map; cvta.param.u64 %d2, %d1;
+        cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%d2, {%r4}], [%r2];
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+        ret;
+        }";
+    let shape = Shape { block: Some([32, 1, 1]), ..Shape::default() };
+    let kernel = Module::read(text).and_then(|module| module.kernel("k", shape)).unwrap();
+    let run = |rules| {
+        let mut gpu = Gpu::new(Limits::h200()).with_rules(rules);
+        let out = gpu.alloc("out", 128);
+        let (element, dims, strides, tile) = (Element::U32, vec![32], vec![], vec![32]);
+        let map = TensorMap { element, address: out.address, dims, strides, tile, swizzle: Swizzle::None };
+        let launch = Invocation { grid: [1, 1, 1], args: vec![Arg::Map(map)] };
+        gpu.run(&kernel, &launch, Schedule::Latest).map(|profile| profile.copied_out)
+    };
+    assert_eq!(run(Rules::Practice).unwrap(), 128);
+    assert_eq!(run(Rules::Letter).unwrap_err().kind.name(), "race");
 }

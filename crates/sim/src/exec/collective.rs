@@ -7,6 +7,7 @@ use super::{Exec, Flow, SharedSpan};
 use crate::arith;
 use crate::error::FaultKind;
 use crate::lanes::{FULL, Lanes, lanes};
+use crate::limits::Rules;
 use crate::memory::SharedMemory;
 use crate::race::{Proxy, RecordId};
 
@@ -69,7 +70,12 @@ impl Exec<'_, '_> {
                 self.set(*dst, &[holds.into(); 32]);
             }
             WarpOp::Elect { leader: dst, pred, .. } => {
-                let leader = self.core.chooser.elected(mask);
+                // The ISA elects the same lane of a mask every time, and does not say which. Hardware elects the first,
+                // and CUTLASS's pipelines count on it.
+                let leader = match self.core.rules {
+                    Rules::Practice => mask.trailing_zeros() as usize,
+                    Rules::Letter => self.core.chooser.elected(mask),
+                };
                 dst.iter().for_each(|dst| self.warp.set(*dst, mask, &[leader as u64; 32]));
                 self.warp.set_predicate(*pred, mask, 1 << leader);
             }
@@ -155,6 +161,13 @@ impl Exec<'_, '_> {
                 self.touch_shared(span, 16, write, None, record)?;
             }
             *row = span.offset as usize;
+        }
+        // No lane goes on before all have executed it (`.sync`). In practice what was read may then be overwritten by
+        // any of them: CUTLASS's epilogues store matrices where they have loaded others.
+        if !write && self.core.rules == Rules::Practice {
+            let (slot, tick) = (self.warp.slot, self.warp.tick);
+            self.warp.learn(FULL, |known| known.executed.raise_lanes(slot, FULL, tick));
+            self.warp.tick += 1;
         }
         self.core.profile.shared_access(FULL >> (32 - 8 * count), &addresses, 16);
         let bytes = 128 * count as u64;

@@ -314,7 +314,7 @@ fn a_peek_at_a_barrier_may_fail_and_go_on() {
 
 #[test]
 fn the_elected_lane_need_not_be_the_first() {
-    rule("race", |kept| {
+    rule_of_the_letter("race", |kept| {
         let mut b = Bench::new(32, None);
         let word = b.k.shared("word", 4, 4);
         let (first, elected) = (b.k.eq(b.thread, 0), b.k.elect());
