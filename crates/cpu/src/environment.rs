@@ -98,8 +98,8 @@ mod registers {
     /// Sets both to the default, or to what the processor itself gave out.
     pub(super) fn write([mode, flags]: Bits) {
         // SAFETY: every 64-bit ARM processor has the registers, and every program may write them. The mode in which
-        // Rust's own arithmetic runs is the one that Rust assumes, or the one in which the caller came to us. Not marked
-        // as free of effects on memory, so no load or store moves across it.
+        // Rust's own arithmetic runs is the one that Rust assumes, or the one in which the caller came to us. Not
+        // marked as free of effects on memory, so no load or store moves across it.
         unsafe { asm!("msr fpcr, {}", "msr fpsr, {}", in(reg) mode, in(reg) flags, options(nostack, preserves_flags)) };
     }
 }

@@ -463,7 +463,7 @@ mod tests {
     /// What every unit of every processor makes of the problems below.
     const DIGEST: u64 = 8_290_127_590_747_353_017;
 
-    /// A digest of the results of problems of odd sizes, in a stream and in bands of one to six tokens, all bits of them.
+    /// A digest of all bits of the results of problems of odd sizes, in a stream and in bands of one to six tokens.
     fn digest<L: IntegerLoops + Send + 'static>() -> u64 {
         let (backend, team): (&'static dyn Backend, _) = (const { &Cpu::<Alone<L>>::NEW }, team(Some(2)).unwrap());
         let mut bits = Vec::new();
