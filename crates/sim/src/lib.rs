@@ -125,8 +125,8 @@
 //!   take part.
 //! * Accumulators and A fragments belong to the tensor cores from `wgmma` to its wait, and need a `wgmma.fence` before
 //!   the first one, after any other use, and between shapes.
-//! * Lanes of a warp are threads: `bar.warp.sync` orders them, convergence alone does not; and a fence is each thread's
-//!   own.
+//! * Lanes of a warp are threads: `bar.warp.sync` orders them, and in practice a shuffle; convergence alone does not;
+//!   and a fence is each thread's own.
 //! * A release reaches those in its scope who have it in theirs; strong accesses out of each other's scope race. A load
 //!   may see an old value of a flag, unless its thread has learnt of the newer one.
 //! * A barrier is eight bytes that nobody else touches, initialised once, known to be so by those who use it.

@@ -674,6 +674,26 @@ fn a_wait_may_branch_out_of_its_loop() {
     assert!(judged(&kernel([32, 1, 1], body), &input).is_empty());
 }
 
+/// Cooperative groups hand on what a lane has acquired by a shuffle.
+#[test]
+fn lanes_that_meet_in_a_shuffle_are_in_order() {
+    let body = |meeting: &str| {
+        format!(
+            ".shared .align 4 .b8 words[128]; mov.b32 %r2, words; mad.lo.u32 %r3, %t, 4, %r2; st.shared.u32 [%r3], %t; \
+            {meeting} xor.b32 %r5, %t, 1; mad.lo.u32 %r5, %r5, 4, %r2; ld.shared.u32 %r6, [%r5]; \
+            cvt.u64.u32 %d1, %r6; st.global.b64 [%o], %d1;"
+        )
+    };
+    let shuffled = body("shfl.sync.idx.b32 %r4, %t, 0, 31, 0xffffffff;");
+    assert_eq!(results([32, 1, 1], &[0; 8], &shuffled), (0..32).map(|lane| lane ^ 1).collect::<Vec<_>>());
+    assert_eq!(judged(&kernel([32, 1, 1], &shuffled), &[0; 8]), ["race"]);
+    let mut gpu = Gpu::new(Limits::h200());
+    let launch =
+        Invocation { grid: [1, 1, 1], args: vec![gpu.upload("in", &[0; 8]).into(), gpu.alloc("out", 256).into()] };
+    let apart = gpu.run(&kernel([32, 1, 1], &body("")), &launch, Schedule::Latest);
+    assert_eq!(apart.unwrap_err().kind.name(), "race");
+}
+
 /// CUTLASS's epilogues store matrices over those that the warp has loaded: every lane has executed the load by then.
 #[test]
 fn a_warp_stores_matrices_over_those_it_has_loaded() {

@@ -55,6 +55,10 @@ impl Exec<'_, '_> {
         match op {
             WarpOp::Shuffle { mode, dst, valid, a, lane, clamp, .. } => {
                 self.shuffle(*mode, *dst, *valid, *a, *lane, *clamp)?;
+                // The ISA does not say so; cooperative groups hand on what one lane has acquired by a shuffle.
+                if self.core.rules == Rules::Practice {
+                    self.warp.meet(mask);
+                }
             }
             WarpOp::Vote { mode, dst, pred, .. } => {
                 let holds = self.warp.holds(*pred) & mask;
@@ -70,8 +74,8 @@ impl Exec<'_, '_> {
                 self.set(*dst, &[holds.into(); 32]);
             }
             WarpOp::Elect { leader: dst, pred, .. } => {
-                // The ISA elects the same lane of a mask every time, and does not say which. Hardware elects the first,
-                // and CUTLASS's pipelines count on it.
+                // The ISA elects the same lane of a mask every time, and does not say which. CUTLASS's pipelines count
+                // on the first.
                 let leader = match self.core.rules {
                     Rules::Practice => mask.trailing_zeros() as usize,
                     Rules::Letter => self.core.chooser.elected(mask),
