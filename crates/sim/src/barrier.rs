@@ -88,6 +88,11 @@ impl Mbarrier {
         }
     }
 
+    /// Whether it is as it was initialised, for so many arrivals.
+    pub(crate) fn is_new(&self, expected: u32) -> bool {
+        [self.expected, self.pending] == [expected; 2] && self.phase == 0 && self.bytes == 0 && self.arrived.is_empty()
+    }
+
     /// Whether a wait for `parity` may pass: the phase of that parity is the one just completed.
     pub(crate) fn passes(&self, parity: u32) -> bool {
         self.phase & 1 != parity & 1

@@ -674,6 +674,25 @@ fn a_wait_may_branch_out_of_its_loop() {
     assert!(judged(&kernel([32, 1, 1], body), &input).is_empty());
 }
 
+/// In ThunderKittens all lanes of a warp initialise a barrier.
+#[test]
+fn lanes_that_initialise_a_barrier_alike_initialise_it_once() {
+    let body = |first: &str| {
+        format!(
+            ".shared .align 8 .b8 bar[8]; mov.u32 %r9, bar; mov.u32 %r1, {first}; mbarrier.init.shared::cta.b64 [%r9], %r1; \
+            bar.sync 0; mbarrier.arrive.shared::cta.b64 %d1, [%r9]; \
+            WAIT: mbarrier.try_wait.shared::cta.b64 %p1, [%r9], %d1; @!%p1 bra WAIT; st.global.b64 [%o], 5;"
+        )
+    };
+    assert_eq!(results([64, 1, 1], &[0; 8], &body("64")), vec![5; 64]);
+    assert_eq!(judged(&kernel([64, 1, 1], &body("64")), &[0; 8]), ["re-initialised barrier"]);
+    let differing = kernel([64, 1, 1], &body("%t; add.u32 %r1, %r1, 1"));
+    let mut gpu = Gpu::new(Limits::h200());
+    let launch =
+        Invocation { grid: [1, 1, 1], args: vec![gpu.upload("in", &[0; 8]).into(), gpu.alloc("out", 512).into()] };
+    assert_eq!(gpu.run(&differing, &launch, Schedule::Latest).unwrap_err().kind.name(), "re-initialised barrier");
+}
+
 /// Cooperative groups hand on what a lane has acquired by a shuffle.
 #[test]
 fn lanes_that_meet_in_a_shuffle_are_in_order() {
