@@ -216,7 +216,7 @@ impl<'k> Branch<'k> {
         let stood = |pc: &mut u32| *pc = self.change.standing(*pc);
         warp.pc.iter_mut().chain(&mut warp.together).for_each(stood);
         warp.owned.iter_mut().for_each(|owned| stood(&mut owned.pc));
-        warp.loading.iter_mut().for_each(|(_, pc)| stood(pc));
+        warp.loading.iter_mut().for_each(|loading| stood(&mut loading.pc));
         warp.copies.last.iter_mut().for_each(|(_, pc)| stood(pc));
         warp.take_over(&self.program, stood, &self.places);
     }

@@ -87,8 +87,9 @@ pub enum Rules {
     /// overwrite what was read, or what another copy wrote, it is enough that it is over, told by however relaxed a
     /// barrier, of whatever scope. What threads have fenced for the whole device may be told of by any thread that they
     /// then meet at a barrier of the block. Tensor memory is allocated from its first column on, for a block that has a
-    /// multiprocessor to itself, and given back by any warp behind any barrier; it needs no tcgen05 fences, its loads'
-    /// registers may be written before they are waited for, and the address that an allocation leaves may be read
+    /// multiprocessor to itself, and given back by any warp behind any barrier; it needs no tcgen05 fences, scales
+    /// may be copied over those that a multiplication before reads, a load whose registers were read is over, these may
+    /// be written before it is waited for, and the address that an allocation leaves may be read
     /// behind any barrier, and overwritten by a copy. Barriers whose initialisation is known may be used by copies
     /// without a fence, threads may store what another one has stored there, lanes of a warp one box to one place, and
     /// matrices where the warp has loaded others. `elect.sync` elects the first lane, registers that were not written

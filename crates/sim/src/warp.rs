@@ -144,6 +144,15 @@ impl Copies {
     }
 }
 
+/// A register that is being loaded from tensor memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loading {
+    pub(crate) reg: RegId,
+    /// The instruction that loads it, and which of the warp's loads it is.
+    pub(crate) pc: u32,
+    pub(crate) number: u32,
+}
+
 /// A warp.
 #[derive(Clone, Debug)]
 pub(crate) struct Warp {
@@ -195,8 +204,8 @@ pub(crate) struct Warp {
     pub(crate) tensor: [(u32, u32); 2],
     /// The number of the pair's collective operation that the warp is in, if it is in one.
     pub(crate) collective: Option<u32>,
-    /// Registers being loaded from tensor memory, and by which instruction.
-    pub(crate) loading: Vec<(RegId, u32)>,
+    /// Registers being loaded from tensor memory.
+    pub(crate) loading: Vec<Loading>,
     /// What its threads have copied one by one.
     pub(crate) copies: Copies,
     /// Waits at the cluster's barrier completed.

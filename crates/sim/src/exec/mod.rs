@@ -212,11 +212,16 @@ impl Exec<'_, '_> {
                 everywhere &= self.warp.undefined(reg, FULL) == 0;
             }
             // Whoever reads a register waits for the load by itself; whoever writes it has to wait.
-            let loading = self.warp.loading.iter().find(|(loading, _)| *loading == reg && access != Access::Read);
-            if let Some((_, pc)) = loading {
-                let block = self.cluster.blocks[self.rank].id;
-                let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, *pc));
-                self.offend(FaultKind::RegisterInFlight { reg, owner })?;
+            if let Some(&loading) = self.warp.loading.iter().find(|loading| loading.reg == reg) {
+                match self.core.rules {
+                    Rules::Practice if access != Access::Write => self.loads_are_over_up_to(loading.number),
+                    Rules::Letter if access != Access::Read => {
+                        let block = self.cluster.blocks[self.rank].id;
+                        let owner = Box::new(self.core.program.site(block, self.warp.index, FULL, loading.pc));
+                        self.offend(FaultKind::RegisterInFlight { reg, owner })?;
+                    }
+                    _ => {}
+                }
             }
             if reg.bank == Bank::B32 && by_threads {
                 if in_flight {

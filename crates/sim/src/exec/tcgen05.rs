@@ -21,7 +21,7 @@ use crate::memory::SharedMemory;
 use crate::race::{ISSUED, Issued, Observer, Piece, Proxy, RecordId};
 use crate::tensor_core;
 use crate::tensor_memory::{Allocation, BlockScaled, Collected, Dense, LANES, TensorMemory};
-use crate::warp::{Wait, Warp};
+use crate::warp::{Loading, Wait, Warp};
 
 /// The two ways a warp reaches tensor memory, each with its own wait.
 const LOADS: usize = 0;
@@ -360,8 +360,8 @@ impl Exec<'_, '_> {
             let wanted = "32 times the warp's place in its warpgroup, or 16 more where it reaches 16 lanes";
             return Err(FaultKind::BadOperand { what, found, wanted });
         }
-        let (slot, number) = self.number(way);
-        let record = self.detached(Proxy::Generic, FULL, slot, number);
+        let (slot, issued) = self.number(way);
+        let record = self.detached(Proxy::Generic, FULL, slot, issued);
         for (first, columns) in shape.columns(count) {
             let cells = Cells { block: self.rank, lane, lanes: shape.lanes(), column: column + first, columns };
             self.touch_tensor(cells, way == STORES, None, record, None)?;
@@ -394,11 +394,7 @@ impl Exec<'_, '_> {
                     self.note_origin(|_| Some(FaultKind::Uninitialised { place: place.clone(), byte: 0 }));
                     self.warp.taint(*reg, missing, self.pc);
                 }
-                // The ISA has true dependencies respected without a wait (tcgen05: Register dependencies, same thread);
-                // in practice assemblers keep track of all of them.
-                if self.core.rules == Rules::Letter {
-                    self.warp.loading.push((*reg, self.pc));
-                }
+                self.warp.loading.push(Loading { reg: *reg, pc: self.pc, number: issued });
             }
         }
         Ok(Flow::Next)
@@ -408,18 +404,31 @@ impl Exec<'_, '_> {
         if let Some(wait) = self.gather(FULL)? {
             return Ok(wait);
         }
-        let ((slot, issued), rules) = (self.warp.tensor[way], self.core.rules);
-        self.warp.learn(FULL, |known| {
-            known.tensor.raise(slot, issued);
-            known.executed.raise(slot + Warp::AWAITED, issued);
-            if rules == Rules::Practice {
-                known.executed.raise(slot, issued);
-            }
-        });
+        self.tensor_accesses_are_over(way, self.warp.tensor[way].1);
         if way == LOADS {
             self.warp.loading.clear();
         }
         Ok(Flow::Next)
+    }
+
+    /// The warp's loads from tensor memory, or its stores, are over, so many of them.
+    fn tensor_accesses_are_over(&mut self, way: usize, count: u32) {
+        let (slot, rules) = (self.warp.tensor[way].0, self.core.rules);
+        self.warp.learn(FULL, |known| {
+            known.tensor.raise(slot, count);
+            known.executed.raise(slot + Warp::AWAITED, count);
+            if rules == Rules::Practice {
+                known.executed.raise(slot, count);
+            }
+        });
+    }
+
+    /// A load of which a register was read is over, and in practice what it read may then be overwritten: assemblers
+    /// keep track of registers. CUTLASS's block-scaled products give their columns back behind such loads.
+    pub(crate) fn loads_are_over_up_to(&mut self, number: u32) {
+        self.warp.loading.retain(|loading| loading.number != number);
+        let before = self.warp.loading.iter().map(|loading| loading.number - 1).min();
+        self.tensor_accesses_are_over(LOADS, before.unwrap_or(number).min(number));
     }
 
     fn tensor_descriptor(&self, reg: RegId, lane: usize) -> Result<WgmmaDescriptor, FaultKind> {
@@ -732,7 +741,7 @@ impl Exec<'_, '_> {
         let own = pipes.get(&key).map_or(&[][..], |pipe| &pipe.issued);
         let before = |pipe: &TensorPipe| {
             let told = tensor.get(self.cluster.index, pipe.slot + ISSUED) as usize;
-            let precedes = |piece: &&Piece| own.iter().any(|later| piece.precedes(*later));
+            let precedes = |piece: &&Piece| own.iter().any(|later| piece.precedes(*later, self.core.rules));
             (pipe.slot, pipe.issued.iter().take(told).take_while(precedes).count() as u32)
         };
         pipes.iter().filter(|(other, _)| **other != key).map(|(_, pipe)| before(pipe)).collect()

@@ -27,11 +27,14 @@ pub(crate) struct Multiplied {
 }
 
 impl Piece {
-    /// Whether the ISA lists the pair as pipelined: this one is done before another that the same thread issues later.
-    pub(crate) fn precedes(self, later: Piece) -> bool {
-        match self {
-            Piece::Copy => matches!(later, Piece::Multiply(..)),
-            Piece::Multiply(..) => self == later,
+    /// Whether this one is done before another that the same thread issues later: whether the ISA lists the pair as
+    /// pipelined. In practice a copy comes behind everything: CUTLASS's block-scaled products copy a step's scales over
+    /// those of the step before.
+    pub(crate) fn precedes(self, later: Piece, rules: Rules) -> bool {
+        match (self, later) {
+            (_, Piece::Copy) => rules == Rules::Practice,
+            (Piece::Copy, Piece::Multiply(..)) => true,
+            (Piece::Multiply(..), Piece::Multiply(..)) => self == later,
         }
     }
 }
@@ -202,7 +205,8 @@ impl<'a> Observer<'a> {
         let Some((own, piece, pipes)) = self.pipe.filter(|_| record.cluster == self.cluster) else { return false };
         let Some((slot, pieces)) = pipes.iter().find(|(slot, _)| *slot == record.slot) else { return false };
         let told = || self.knowledge.tensor.get(self.cluster, slot + ISSUED) >= record.count;
-        (*slot == own || told()) && pieces.get(record.count as usize - 1).is_some_and(|before| before.precedes(piece))
+        let precedes = |before: &Piece| before.precedes(piece, self.rules);
+        (*slot == own || told()) && pieces.get(record.count as usize - 1).is_some_and(precedes)
     }
 
     /// Whether the access of the marked lanes is ordered before this one, though that of every lane need not be.

@@ -9,7 +9,7 @@ use ptx::{
 
 use sim::{Gpu, Invocation, Limits, Rules, Schedule};
 
-use crate::{Bench, Kept, lawful, rule, rule_of_the_letter};
+use crate::{Bench, Kept, caught, lawful, rule, rule_of_the_letter};
 
 const COLUMNS: u32 = 32;
 
@@ -315,7 +315,7 @@ fn the_collector_is_used_for_the_matrix_that_filled_it() {
 #[test]
 fn scales_that_a_multiplication_may_still_read_are_not_overwritten() {
     let again = |kept| Step { scales: if kept == Kept::Yes { 24 } else { 16 }, ..FIRST };
-    rule("race", |kept| multiply(&[FIRST, again(kept)]));
+    rule_of_the_letter("race", |kept| multiply(&[FIRST, again(kept)]));
 }
 
 #[test]
@@ -407,6 +407,29 @@ fn registers_of_a_load_may_be_read_before_the_wait_but_not_written() {
         b.finish()
     };
     rule_of_the_letter("register in flight", kernel);
+}
+
+/// A load is over when one of its registers was read; the ISA asks for the wait.
+#[test]
+fn columns_are_given_back_behind_loads_that_were_waited_for_or_in_practice_used() {
+    let kernel = |waits: bool, uses: bool| {
+        let (mut b, address) = bench();
+        let base = allocate(&mut b, address);
+        let at = mine(&mut b, base);
+        store(&mut b, at);
+        let [value] = b.k.tensor_load_columns::<1>(at);
+        if waits {
+            b.k.tensor_wait_load();
+        }
+        if uses {
+            let to = b.k.mul_wide_add(b.thread, 4, b.output);
+            b.k.store(Addr::<Global>::of(to), value.cast::<U32>());
+        }
+        free(&mut b, base);
+        b.finish()
+    };
+    rule_of_the_letter("race", |kept| kernel(kept == Kept::Yes, true));
+    caught("race", &kernel(false, false));
 }
 
 #[test]
