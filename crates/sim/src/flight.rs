@@ -59,6 +59,16 @@ impl Job {
         }
     }
 
+    /// The queue that does its work in order, if it is one's: a warpgroup's multiplications, or a lane's tcgen05
+    /// pipeline.
+    pub(crate) fn queue(&self) -> Option<(usize, usize, usize)> {
+        match &self.work {
+            Work::Multiply { group } => Some((self.block, *group, 0)),
+            Work::Tensor { lane, .. } => Some((self.block, self.warp, 1 + lane)),
+            _ => None,
+        }
+    }
+
     /// Whether the work still needs a block's shared memory.
     pub(crate) fn touches(&self, rank: usize) -> bool {
         match &self.work {

@@ -505,9 +505,11 @@ impl Core<'_> {
         }
     }
 
-    /// Does a piece of asynchronous work.
+    /// Does a piece of asynchronous work: of a queue the first, whichever was chosen.
     fn complete_job(&mut self, cluster: &mut Cluster, chosen: usize) -> Result<(), Box<Fault>> {
-        let job = cluster.jobs.remove(chosen);
+        let queue = cluster.jobs[chosen].queue();
+        let first = cluster.jobs.iter().take(chosen).position(|job| queue.is_some() && job.queue() == queue);
+        let job = cluster.jobs.remove(first.unwrap_or(chosen));
         let (block, warp, lanes, pc) = (job.block, job.warp, job.lanes, job.pc);
         self.idle = 0;
         self.complete(cluster, *job).map_err(|kind| {

@@ -67,11 +67,7 @@ impl Core<'_> {
                 (Some((start, _)), None) => recorder.stage_at(start),
                 _ => None,
             };
-            let queue = match &job.work {
-                Work::Multiply { group } => Some((job.block, *group, 0)),
-                Work::Tensor { lane, .. } => Some((job.block, job.warp, 1 + lane)),
-                _ => None,
-            };
+            let queue = job.queue();
             recorder.open.push(Open { kept: kept(job), work: recorder.timeline.works.len(), queue });
             recorder.timeline.works.push(timeline::Work {
                 kind: kind(cluster, job),

@@ -9,7 +9,7 @@ use ptx::{
 
 use sim::{Gpu, Invocation, Limits, Rules, Schedule};
 
-use crate::{Bench, Kept, caught, lawful, rule, rule_of_the_letter};
+use crate::{Bench, Kept, caught, lawful, rule, rule_of_the_letter, run_by};
 
 const COLUMNS: u32 = 32;
 
@@ -704,4 +704,34 @@ fn the_blocks_of_a_pair_allocate_and_give_back_together() {
     rule("deadlock", |kept| pair(apart(Apart::OneAllocates, kept)));
     rule("not uniform", |kept| pair(apart(Apart::Sizes, kept)));
     rule("deadlock", |kept| pair(apart(Apart::Return, kept)));
+}
+
+/// The work of a thread is done in its order: a block that was told of a first commit may end while a second one, which
+/// does not reach into it, is on its way. CUTLASS's blocks of a cluster end so.
+#[test]
+fn a_block_ends_before_what_its_partner_commits_to_itself() {
+    let mut b = Bench::on(Target::Sm100a, 32, Some([2, 1, 1]));
+    let (bars, rank) = (b.k.barriers("told", 2), b.k.special(SpecialRegister::ClusterCtaRank));
+    let [leads, follows] = [b.k.eq(rank, 0), b.k.ne(rank, 0)];
+    let first = b.k.eq(b.thread, 0);
+    b.k.if_(first, |k| {
+        k.barrier_init(bars.at(0), 1);
+        k.barrier_init(bars.at(1), 1);
+        k.fence_barrier_init();
+    });
+    meet_cluster(&mut b);
+    b.k.if_(leads, |k| {
+        let both = k.variable::<ptx::U16>(3);
+        k.if_(first, |k| {
+            k.tensor_commit(CtaGroup::One, bars.at(0), Some(both));
+            k.tensor_commit(CtaGroup::One, bars.at(1), None);
+        });
+        k.wait(bars.at(0), 0);
+        k.wait(bars.at(1), 0);
+    });
+    b.k.if_(follows, |k| k.wait_at(bars.at(0), 0, Scope::Cluster));
+    let kernel = b.finish();
+    for seed in 1..=32 {
+        run_by(Rules::Letter, &kernel, Schedule::Random(seed)).unwrap_or_else(|fault| panic!("{fault}"));
+    }
 }
