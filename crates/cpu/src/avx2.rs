@@ -16,7 +16,7 @@ use super::dense::{self, DenseKernel, DenseLoops, dense_loops};
 use super::few::{FewKernel, FewLoops, Stretch, few_loops};
 use super::finish::Finish;
 use super::fp8::{self, BYTES, FewBytes, Fp8Run};
-use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
+use super::integer::{self, ByteLanes, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
 use super::model::Rates;
 use super::pack::{CHUNK, CODE_BYTES, COLUMNS, Panels};
@@ -98,35 +98,37 @@ impl InstructionSet for Avx2 {
     }
 }
 
+impl ByteLanes for __m256i {
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the processor has the instruction, and there are 32 bytes to read: the caller's promises.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the processor has the instruction, and there is room for 32 bytes: the caller's promises.
+        unsafe { _mm256_storeu_si256(to.cast(), self) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(self) -> [Self; 2] {
+        // SAFETY: the processor has the instructions (the caller's promise), and the table has 16 bytes.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(WEIGHT_TABLE.as_ptr().cast()));
+            let low = _mm256_set1_epi8(15);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(self), low);
+            [_mm256_shuffle_epi8(table, _mm256_and_si256(self, low)), _mm256_shuffle_epi8(table, high)]
+        }
+    }
+}
+
 /// `vpmaddubsw` and `vpmaddwd`.
 pub(super) struct Pairs;
 
 impl Dots for Pairs {
     type Floats = __m256;
     type Bytes = __m256i;
-
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m256i {
-        // SAFETY: the processor has the instruction, and there are 32 bytes to read: the caller's promises.
-        unsafe { _mm256_loadu_si256(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(bytes: __m256i, to: *mut u8) {
-        // SAFETY: the processor has the instruction, and there is room for 32 bytes: the caller's promises.
-        unsafe { _mm256_storeu_si256(to.cast(), bytes) }
-    }
-
-    #[inline(always)]
-    unsafe fn look_up(codes: __m256i) -> [__m256i; 2] {
-        // SAFETY: the processor has the instructions (the caller's promise), and the table has 16 bytes.
-        unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(WEIGHT_TABLE.as_ptr().cast()));
-            let low = _mm256_set1_epi8(15);
-            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low);
-            [_mm256_shuffle_epi8(table, _mm256_and_si256(codes, low)), _mm256_shuffle_epi8(table, high)]
-        }
-    }
 
     /// Sums of pairs are at most 2·24·12 = 576, so four of them have room in 16 bits.
     #[inline(always)]
@@ -171,30 +173,12 @@ impl Quad for Vpdpbusd {
     }
 }
 
-/// Dot products of fours. What is not the product itself is as without AVX-VNNI.
+/// Dot products of fours.
 pub(super) struct Quads<Q>(PhantomData<Q>);
 
 impl<Q: Quad> Dots for Quads<Q> {
     type Floats = __m256;
     type Bytes = __m256i;
-
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m256i {
-        // SAFETY: the caller promises the same.
-        unsafe { Pairs::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(bytes: __m256i, to: *mut u8) {
-        // SAFETY: the caller promises the same.
-        unsafe { Pairs::store(bytes, to) }
-    }
-
-    #[inline(always)]
-    unsafe fn look_up(codes: __m256i) -> [__m256i; 2] {
-        // SAFETY: the caller promises the same.
-        unsafe { Pairs::look_up(codes) }
-    }
 
     #[inline(always)]
     unsafe fn dot(weights: [__m256i; 4], words: &[i32; 4], start: i32) -> __m256 {

@@ -15,7 +15,7 @@ use super::dense::{self, DenseKernel, DenseLoops, dense_loops};
 use super::few::{FewKernel, FewLoops, Stretch, few_loops};
 use super::finish::Finish;
 use super::fp8::{self, BYTES, FewBytes, Fp8Run};
-use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
+use super::integer::{self, ByteLanes, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
 use super::model::Rates;
 use super::pack::{CHUNK, CODE_BYTES, COLUMNS, Panels};
@@ -106,24 +106,6 @@ impl Dots for Quads {
     type Bytes = __m512i;
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m512i {
-        // SAFETY: the caller promises the same.
-        unsafe { Pairs::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(bytes: __m512i, to: *mut u8) {
-        // SAFETY: the caller promises the same.
-        unsafe { Pairs::store(bytes, to) }
-    }
-
-    #[inline(always)]
-    unsafe fn look_up(codes: __m512i) -> [__m512i; 2] {
-        // SAFETY: the caller promises the same.
-        unsafe { Pairs::look_up(codes) }
-    }
-
-    #[inline(always)]
     unsafe fn dot(weights: [__m512i; 4], words: &[i32; 4], start: i32) -> __m512 {
         // SAFETY: the processor has the instructions: the caller's promise.
         unsafe {
@@ -141,35 +123,37 @@ pub(super) struct Vnni;
 
 integer_loops!(Vnni, Quads, "avx512f,avx512bw,avx512vl,avx512vnni,f16c,fma", tokens 6, panels 2, few 8);
 
+impl ByteLanes for __m512i {
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the processor has the instruction, and there are 64 bytes to read: the caller's promises.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the processor has the instruction, and there is room for 64 bytes: the caller's promises.
+        unsafe { _mm512_storeu_si512(to.cast(), self) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(self) -> [Self; 2] {
+        // SAFETY: the processor has the instructions (the caller's promise), and the table has 16 bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(WEIGHT_TABLE.as_ptr().cast()));
+            let low = _mm512_set1_epi8(15);
+            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(self), low);
+            [_mm512_shuffle_epi8(table, _mm512_and_si512(self, low)), _mm512_shuffle_epi8(table, high)]
+        }
+    }
+}
+
 /// `vpmaddubsw` and `vpmaddwd`, for processors without VNNI.
 pub(super) struct Pairs;
 
 impl Dots for Pairs {
     type Floats = __m512;
     type Bytes = __m512i;
-
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m512i {
-        // SAFETY: the processor has the instruction, and there are 64 bytes to read: the caller's promises.
-        unsafe { _mm512_loadu_si512(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(bytes: __m512i, to: *mut u8) {
-        // SAFETY: the processor has the instruction, and there is room for 64 bytes: the caller's promises.
-        unsafe { _mm512_storeu_si512(to.cast(), bytes) }
-    }
-
-    #[inline(always)]
-    unsafe fn look_up(codes: __m512i) -> [__m512i; 2] {
-        // SAFETY: the processor has the instructions (the caller's promise), and the table has 16 bytes.
-        unsafe {
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(WEIGHT_TABLE.as_ptr().cast()));
-            let low = _mm512_set1_epi8(15);
-            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low);
-            [_mm512_shuffle_epi8(table, _mm512_and_si512(codes, low)), _mm512_shuffle_epi8(table, high)]
-        }
-    }
 
     /// Sums of pairs are at most 2·24·12 = 576, so four of them have room in 16 bits.
     #[inline(always)]

@@ -90,6 +90,20 @@ pub(super) struct IntegerToken {
 /// Both operands are doubled.
 const UNIT: f64 = 0.25 * SCALE_UNIT;
 
+/// Lanes of four bytes, one lane per column.
+///
+/// # Safety
+///
+/// Every function wants the processor to have the lanes' instructions.
+pub(super) trait ByteLanes: Copy {
+    unsafe fn load(from: *const u8) -> Self;
+
+    unsafe fn store(self, to: *mut u8);
+
+    /// What [`WEIGHT_TABLE`] has for the low nibble of every byte, and for the high one.
+    unsafe fn look_up(self) -> [Self; 2];
+}
+
 /// What the loops ask of a unit for integer dot products.
 ///
 /// # Safety
@@ -99,15 +113,7 @@ pub(super) trait Dots {
     /// f32 lanes, one per column.
     type Floats: Vector;
     /// As many lanes of four bytes.
-    type Bytes: Copy;
-
-    /// Loads four bytes per lane.
-    unsafe fn load(from: *const u8) -> Self::Bytes;
-
-    unsafe fn store(bytes: Self::Bytes, to: *mut u8);
-
-    /// What [`WEIGHT_TABLE`] has for the low nibble of every byte, and for the high one.
-    unsafe fn look_up(codes: Self::Bytes) -> [Self::Bytes; 2];
+    type Bytes: ByteLanes;
 
     /// `start` and the products of four times four weights with the bytes of four words, for each column; as f32,
     /// exactly.
@@ -281,9 +287,9 @@ pub(super) unsafe fn expand<D: Dots>(scales: &[u8; COLUMNS], codes: &[u8; CODE_B
         unsafe {
             D::Floats::scales(scales.as_ptr().add(column)).store(out.scales.as_mut_ptr().add(column));
             for half in 0..2 {
-                let [low, high] = D::look_up(D::load(codes.as_ptr().add(half * CODE_BYTES / 2 + 4 * column)));
-                D::store(low, out.weights[2 * half].as_mut_ptr().add(4 * column));
-                D::store(high, out.weights[2 * half + 1].as_mut_ptr().add(4 * column));
+                let [low, high] = D::Bytes::load(codes.as_ptr().add(half * CODE_BYTES / 2 + 4 * column)).look_up();
+                low.store(out.weights[2 * half].as_mut_ptr().add(4 * column));
+                high.store(out.weights[2 * half + 1].as_mut_ptr().add(4 * column));
             }
         }
     }
@@ -331,12 +337,12 @@ impl<L: IntegerLoops, const PANELS: usize> Band<'_, IntegerKernel<L>, PANELS> {
                     }
                 }
                 for block in 0..blocks.len() {
-                    let mut loaded = [[L::Dots::load(weights[0].as_ptr().cast()); 4]; PANELS];
+                    let mut loaded = [[ByteLanes::load(weights[0].as_ptr().cast()); 4]; PANELS];
                     let mut scales = [<L::Dots as Dots>::Floats::zero(); PANELS];
                     for ((loaded, scales), weights) in loaded.iter_mut().zip(&mut scales).zip(weights) {
                         let block = &*weights.as_ptr().add(block);
                         for (loaded, weights) in loaded.iter_mut().zip(&block.weights) {
-                            *loaded = L::Dots::load(weights.as_ptr().add(4 * column));
+                            *loaded = ByteLanes::load(weights.as_ptr().add(4 * column));
                         }
                         *scales = Vector::load(block.scales.as_ptr().add(column));
                     }
@@ -382,9 +388,9 @@ impl<L: IntegerLoops> PanelStream<'_, IntegerKernel<L>> {
                     ahead.fetch(block);
                     let codes = chunk.add(CHUNK_BLOCKS * COLUMNS + block * CODE_BYTES);
                     for part in 0..COLUMNS / lanes {
-                        let [first, second] = L::Dots::look_up(L::Dots::load(codes.add(4 * part * lanes)));
+                        let [first, second] = <L::Dots as Dots>::Bytes::load(codes.add(4 * part * lanes)).look_up();
                         let [third, fourth] =
-                            L::Dots::look_up(L::Dots::load(codes.add(CODE_BYTES / 2 + 4 * part * lanes)));
+                            <L::Dots as Dots>::Bytes::load(codes.add(CODE_BYTES / 2 + 4 * part * lanes)).look_up();
                         let scales = Vector::scales(chunk.add(block * COLUMNS + part * lanes));
                         for (row, total) in total.iter_mut().enumerate() {
                             let token = &*token.add(row * self.group_len + index * CHUNK_BLOCKS + block);

@@ -1,7 +1,7 @@
 //! NEON, the vectors of 64-bit ARM: eight columns in two registers, two such to a panel.
 //!
 //! *NVFP4 tokens* (`integer`): `sdot` multiplies four of K at once where the processor has dot products (FEAT_DotProd:
-//! most since 2018); elsewhere `smull` and `smlal` add products in 16 bits. The weights' surplus keeps them positive,
+//! most since 2018); elsewhere `smlal` adds products in 16 bits. The weights' surplus keeps them positive,
 //! and small enough for signed bytes. *Dense tokens* (`dense`): a look-up in a table of bytes (`tbl`) finds the upper
 //! half of a weight as f32; the lower half is zero.
 //!
@@ -19,7 +19,7 @@ use super::dense::{self, DenseKernel, DenseLoops, dense_loops};
 use super::few::{FewKernel, FewLoops, Stretch, few_loops};
 use super::finish::Finish;
 use super::fp8::{self, BYTES, FewBytes, Fp8Run};
-use super::integer::{self, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
+use super::integer::{self, ByteLanes, Dots, IntegerBlock, IntegerKernel, IntegerLoops, WEIGHT_TABLE, integer_loops};
 use super::kernel::{Band, PanelStream};
 use super::model::Rates;
 use super::pack::{CHUNK, CODE_BYTES, COLUMNS, Panels};
@@ -95,39 +95,41 @@ impl InstructionSet for Neon {
 /// Bytes for eight columns, four each.
 type Bytes = [uint8x16_t; 2];
 
-/// `smull` and `smlal`, for processors without dot products.
-pub(super) struct Products;
-
-impl Dots for Products {
-    type Floats = Eight;
-    type Bytes = Bytes;
-
+impl ByteLanes for Bytes {
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> Bytes {
+    unsafe fn load(from: *const u8) -> Self {
         // SAFETY: there are 32 bytes to read: the caller's promise.
         unsafe { [vld1q_u8(from), vld1q_u8(from.add(16))] }
     }
 
     #[inline(always)]
-    unsafe fn store([first, second]: Bytes, to: *mut u8) {
+    unsafe fn store(self, to: *mut u8) {
         // SAFETY: there is room for 32 bytes: the caller's promise.
         unsafe {
-            vst1q_u8(to, first);
-            vst1q_u8(to.add(16), second);
+            vst1q_u8(to, self[0]);
+            vst1q_u8(to.add(16), self[1]);
         }
     }
 
     #[inline(always)]
-    unsafe fn look_up(codes: Bytes) -> [Bytes; 2] {
+    unsafe fn look_up(self) -> [Self; 2] {
         // SAFETY: the table has 16 bytes.
         unsafe {
             let (table, low) = (vld1q_u8(WEIGHT_TABLE.as_ptr()), vdupq_n_u8(15));
             [
-                codes.map(|codes| vqtbl1q_u8(table, vandq_u8(codes, low))),
-                codes.map(|codes| vqtbl1q_u8(table, vshrq_n_u8::<4>(codes))),
+                self.map(|codes| vqtbl1q_u8(table, vandq_u8(codes, low))),
+                self.map(|codes| vqtbl1q_u8(table, vshrq_n_u8::<4>(codes))),
             ]
         }
     }
+}
+
+/// `smlal`, for processors without dot products.
+pub(super) struct Products;
+
+impl Dots for Products {
+    type Floats = Eight;
+    type Bytes = Bytes;
 
     /// Sums of four products are at most 4·24·12 = 1152, which has room in 16 bits.
     #[inline(always)]
@@ -156,24 +158,6 @@ pub(super) struct Quads;
 impl Dots for Quads {
     type Floats = Eight;
     type Bytes = Bytes;
-
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> Bytes {
-        // SAFETY: the caller promises the same.
-        unsafe { Products::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(bytes: Bytes, to: *mut u8) {
-        // SAFETY: the caller promises the same.
-        unsafe { Products::store(bytes, to) }
-    }
-
-    #[inline(always)]
-    unsafe fn look_up(codes: Bytes) -> [Bytes; 2] {
-        // SAFETY: the caller promises the same.
-        unsafe { Products::look_up(codes) }
-    }
 
     #[inline(always)]
     unsafe fn dot(weights: [Bytes; 4], words: &[i32; 4], start: i32) -> Eight {
@@ -326,7 +310,7 @@ impl Vector for Eight {
     #[inline(always)]
     unsafe fn codes(from: *const u8) -> [uint32x4_t; 2] {
         // SAFETY: there are 32 bytes to read.
-        unsafe { Products::load(from).map(|bytes| vreinterpretq_u32_u8(bytes)) }
+        unsafe { Bytes::load(from).map(|bytes| vreinterpretq_u32_u8(bytes)) }
     }
 
     #[inline(always)]

@@ -79,8 +79,8 @@ class LayerOptions(EngineOptions, total=False):
     """What stands between the two products: the type of the tokens (if not given), ``"f32"``, or ``"nvfp4"`` with ``intermediate_scale``."""
 
     precision: Literal["exact", "fp8"]
-    """What the operands of both products are rounded to: nothing (if not given), or ``"fp8"``, which changes results, as docs/fp8.md
-    defines, and is computed by Hopper GPUs alone."""
+    """What the operands of both products are rounded to: nothing (if not given), or ``"fp8"``, which changes results as
+    docs/fp8.md defines, and is computed by Hopper GPUs alone."""
 
     batch_invariant: bool
     """Whether a token's result may depend on nothing but that token and the weights, to the bit."""
