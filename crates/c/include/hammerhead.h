@@ -85,6 +85,12 @@
 // NVFP4, with each MLP's `intermediate_scale`.
 #define HAMMERHEAD_INTERMEDIATE_NVFP4 2
 
+// The operands of both products are multiplied as they are.
+#define HAMMERHEAD_PRECISION_EXACT 0
+
+// They are rounded to e4m3, which changes results as docs/fp8.md defines, and is computed by Hopper GPUs alone.
+#define HAMMERHEAD_PRECISION_FP8 1
+
 // The largest logits; weights are the softmax over all experts.
 #define HAMMERHEAD_ROUTING_SOFTMAX 0
 
@@ -239,6 +245,8 @@ typedef struct HammerheadWholeOptions {
   uint32_t intermediate;
   // Whether a token's result may depend on nothing but that token and the weights, to the bit: 0 or 1.
   uint32_t batch_invariant;
+  // HAMMERHEAD_PRECISION_EXACT or HAMMERHEAD_PRECISION_FP8.
+  uint32_t precision;
   // What the rows that are computed at a time may take, in bytes; 0 for 512 MiB. One token is always computed.
   size_t workspace_bytes;
   // What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts

@@ -8,8 +8,8 @@ use hammerhead::format::checkpoint::Checkpoint;
 use hammerhead::format::{Dense, GlobalScale};
 use hammerhead::routing::Groups;
 use hammerhead::{
-    Activations, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, MlpWeights, Routed, Router, Scoring,
-    SharedWeights,
+    Activations, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, MlpWeights, Precision, Routed, Router,
+    Scoring, SharedWeights,
 };
 
 use crate::layer::{Engine, Layer, at, hand_out, structures};
@@ -22,6 +22,11 @@ pub const HAMMERHEAD_INTERMEDIATE_TOKENS: u32 = 0;
 pub const HAMMERHEAD_INTERMEDIATE_F32: u32 = 1;
 /// NVFP4, with each MLP's `intermediate_scale`.
 pub const HAMMERHEAD_INTERMEDIATE_NVFP4: u32 = 2;
+
+/// The operands of both products are multiplied as they are.
+pub const HAMMERHEAD_PRECISION_EXACT: u32 = 0;
+/// They are rounded to e4m3, which changes results as docs/fp8.md defines, and is computed by Hopper GPUs alone.
+pub const HAMMERHEAD_PRECISION_FP8: u32 = 1;
 
 /// The largest logits; weights are the softmax over all experts.
 pub const HAMMERHEAD_ROUTING_SOFTMAX: u32 = 0;
@@ -109,6 +114,8 @@ pub struct WholeOptions {
     pub intermediate: u32,
     /// Whether a token's result may depend on nothing but that token and the weights, to the bit: 0 or 1.
     pub batch_invariant: u32,
+    /// HAMMERHEAD_PRECISION_EXACT or HAMMERHEAD_PRECISION_FP8.
+    pub precision: u32,
     /// What the rows that are computed at a time may take, in bytes; 0 for 512 MiB. One token is always computed.
     pub workspace_bytes: usize,
     /// What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts
@@ -219,9 +226,18 @@ unsafe fn options_at(pointer: *const WholeOptions) -> Result<LayerOptions> {
             return Err(Error::argument("intermediate", problem));
         }
     };
+    let precision = match asked.precision {
+        HAMMERHEAD_PRECISION_EXACT => Precision::Exact,
+        HAMMERHEAD_PRECISION_FP8 => Precision::Fp8,
+        other => {
+            let problem = format!("{other} is none; see HAMMERHEAD_PRECISION_EXACT and its kin");
+            return Err(Error::argument("precision", problem));
+        }
+    };
     let workspace_bytes = if asked.workspace_bytes == 0 { usual.workspace_bytes } else { asked.workspace_bytes };
     let gpu_bytes = Some(asked.gpu_bytes).filter(|&bytes| bytes > 0);
-    Ok(LayerOptions { intermediate, batch_invariant: asked.batch_invariant != 0, workspace_bytes, gpu_bytes, ..usual })
+    let batch_invariant = asked.batch_invariant != 0;
+    Ok(LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes })
 }
 
 /// The path at a pointer.

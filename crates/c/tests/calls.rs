@@ -378,6 +378,7 @@ fn a_layer_of_experts_is_the_mlps_that_were_chosen() {
     let options = WholeOptions {
         intermediate: HAMMERHEAD_INTERMEDIATE_F32,
         batch_invariant: 1,
+        precision: HAMMERHEAD_PRECISION_EXACT,
         workspace_bytes: 1,
         gpu_bytes: 0,
     };
@@ -467,12 +468,18 @@ fn whole_layers_are_refused_what_does_not_fit() {
             _ => Err(last_error()),
         }
     };
-    let none = WholeOptions { intermediate: 9, batch_invariant: 0, workspace_bytes: 0, gpu_bytes: 0 };
+    let usual =
+        WholeOptions { intermediate: 0, batch_invariant: 0, precision: 0, workspace_bytes: 0, gpu_bytes: 0 };
+    let none = WholeOptions { intermediate: 9, ..usual };
+    let unknown = WholeOptions { precision: 9, ..usual };
+    let rounded = WholeOptions { precision: HAMMERHEAD_PRECISION_FP8, ..usual };
     for (refused, word) in [
         (load(&[], null()), "no groups"),
         (load(&[mlp(&owned, EMPTY), mlp(&owned, vector(&bias))], null()), "expert 1"),
         (load(&[MlpMatrices { b2: NOTHING, ..mlp(&owned, EMPTY) }], null()), "K is 0"),
         (load(&[mlp(&owned, EMPTY)], &none), "HAMMERHEAD_INTERMEDIATE_TOKENS"),
+        (load(&[mlp(&owned, EMPTY)], &unknown), "HAMMERHEAD_PRECISION_EXACT"),
+        (load(&[mlp(&owned, EMPTY)], &rounded), "ask for exact"),
     ] {
         let error = refused.unwrap_err();
         assert!(error.contains(word), "{error} says nothing of {word}");
