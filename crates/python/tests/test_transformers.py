@@ -417,3 +417,21 @@ def test_a_budget_is_bytes_or_a_number_with_a_unit():
         with pytest.raises(ValueError, match="gpu_budget.*60GB"):
             config(gpu_budget=said)
     assert config().gpu_budget is None and "gpu_budget" not in config(gpu_budget="1GB").to_dict()
+
+
+def test_fp8_is_asked_for_by_the_user_and_never_by_a_file(tmp_path):
+    with pytest.raises(ValueError, match="ask for exact"):
+        loaded(DATA / "modelopt_llama", quantization_config=hammerhead.transformers.NvFp4Config(precision="fp8"))
+    folder = changed(tmp_path, "modelopt_llama", config=lambda s: s["quantization_config"].update(precision="fp8"))
+    model = loaded(folder)
+    assert model.config.quantization_config.to_dict()["precision"] == "fp8", "what a file says is kept"
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, loaded(DATA / "modelopt_llama")(TOKENS).logits)
+
+
+def test_a_models_intermediates_may_be_nvfp4():
+    asked = hammerhead.transformers.NvFp4Config(intermediate="nvfp4")
+    rounded, exact = (loaded(DATA / "modelopt_llama", **said) for said in ({"quantization_config": asked}, {}))
+    with torch.no_grad():
+        difference = rounded(TOKENS).logits - exact(TOKENS).logits
+    assert 0 < difference.abs().max() < 1

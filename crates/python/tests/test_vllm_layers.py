@@ -26,7 +26,7 @@ from hammerhead.vllm import register, serves  # noqa: E402
 if not serves(current_platform):
     pytest.skip("the plugin leaves the layers of this platform to vLLM", allow_module_level=True)
 register()
-from hammerhead.vllm import _calls, _choice, _compressed, _modelopt, _packed, _plain  # noqa: E402
+from hammerhead.vllm import _calls, _choice, _compressed, _modelopt, _options, _packed, _plain  # noqa: E402
 
 GATE_UP, EXPERTS = "model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.experts"
 MERGED = {"gate_up_proj": ["gate_proj", "up_proj"], "qkv_proj": ["q_proj", "k_proj", "v_proj"]}
@@ -346,12 +346,13 @@ def four_experts():
     pairs = [factors[2 * e : 2 * e + 2] for e in range(4)]
     down, down_codes, down_scales, down_factors = quantised(4, 64, 32)
 
-    def some(numbers, gate=("silu", None), on_input=False):
+    def some(numbers, gate=("silu", None), on_input=False, **options):
         return _packed.LocalExperts(
             (codes[numbers], scales[numbers], [pairs[e] for e in numbers]),
             (down_codes[numbers], down_scales[numbers], [down_factors[e] for e in numbers]),
             gate,
             on_input,
+            options,
         )
 
     return first, down, some
@@ -394,6 +395,42 @@ def test_the_gate_of_gpt_oss_is_computed_with_the_models_parameters(four_experts
         expected.append(down[e] @ (g * torch.sigmoid(1.5 * g) * (u + 0.25)))
     found = some([0, 1, 2, 3], gate)(x, ids, torch.ones(2, 1))
     torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=2e-4)
+
+
+def said(monkeypatch, additional):
+    """What the plugin makes of vLLM's ``additional_config``."""
+    config = SimpleNamespace(additional_config=additional)
+    monkeypatch.setattr(_options, "get_current_vllm_config_or_none", lambda: config)
+    return _options.Asked()
+
+
+def test_layers_are_computed_as_the_configuration_asks(monkeypatch, four_experts):
+    call = _calls.Call("some.experts", experts=True)
+    for additional in ({}, {"another": 1}, {"hammerhead": {}}):
+        assert said(monkeypatch, additional).layer(call) == {"precision": "exact"}
+    asked = said(monkeypatch, {"hammerhead": {"precision": "fp8"}}).layer(call)
+    with pytest.raises(ValueError, match="ask for exact"):
+        four_experts[2]([0, 1], **asked, backend="scalar")
+    with pytest.raises(ValueError, match="no option tokens; there are gpu_budget, precision"):
+        said(monkeypatch, {"hammerhead": {"tokens": "fp8"}})
+    with pytest.raises(ValueError, match="no option 'fp8'"):
+        said(monkeypatch, {"hammerhead": "fp8"})
+
+
+def test_a_budget_is_shared_by_all_layers_of_experts(monkeypatch):
+    if current_platform.is_cpu():
+        with pytest.raises(ValueError, match="on a CPU"):
+            said(monkeypatch, {"hammerhead": {"gpu_budget": "6GB"}})
+    monkeypatch.setattr(_options, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={"attention": object()}))
+    monkeypatch.setattr(_calls, "get_current_vllm_config_or_none", lambda: config)
+    asked = said(monkeypatch, {"hammerhead": {"gpu_budget": "6GB"}})
+    calls = [_calls.Call(name, experts="experts" in name) for name in ("a.experts", "a.down", "b.experts", "c.experts")]
+    expected = {"precision": "exact", "gpu_bytes": 2 * 10**9, "backend": "cuda:1"}
+    assert [asked.layer(call) for call in calls if call.experts] == 3 * [expected]
+    with asked.place():
+        assert torch.empty(1).device.type == "cpu"
 
 
 def eight_bit(rows, columns):

@@ -61,13 +61,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto", help="of activations: auto, bfloat16, float16 or float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
     parser.add_argument("--gpu-budget", help="what weights may take of the GPU, as 60GB; experts beyond it are the CPU's")
+    parser.add_argument("--precision", default="exact", choices=["exact", "fp8"], help="of gated MLPs and experts: fp8 changes results, and needs a Hopper GPU")
     options = parser.parse_args(arguments)
     local = Path(options.model).exists()
     if not local and not is_hub_name(options.model):
         sys.exit(f"{options.model}: no such folder, and not a hub name")
     begun = time.perf_counter()
     try:
-        asked = {} if options.gpu_budget is None else {"quantization_config": NvFp4Config(gpu_budget=options.gpu_budget)}
+        usual = options.gpu_budget is None and options.precision == "exact"
+        asked = {} if usual else {"quantization_config": NvFp4Config(gpu_budget=options.gpu_budget, precision=options.precision)}
         device = None if options.device == "cpu" else options.device
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype, device_map=device, **asked)
     except (OSError, ValueError) as error:

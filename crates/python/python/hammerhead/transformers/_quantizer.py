@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers.core_model_loading import WeightRenaming, revert_weight_conversion
@@ -14,6 +14,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import hammerhead
 from hammerhead import Experts, Linear, Mlp, backends
+from hammerhead._packed import LayerOptions
 from hammerhead.budget import parsed_bytes
 from hammerhead.transformers._files import Files
 from hammerhead.transformers._modules import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp, Packed
@@ -30,7 +31,8 @@ class NvFp4Config(QuantizationConfigMixin):
     quantised. ``unchecked`` replaces modules without running a twin of them first: it names modules or their classes,
     each with its gate, as ``{"LlamaMLP": "silu"}``. ``gpu_budget`` is what weights may take of a GPU's memory, in
     bytes or as ``"60GB"``: experts beyond it stay in the host's memory, every layer's alike, and the processor computes
-    them while the GPU computes the others.
+    them while the GPU computes the others. ``precision`` and ``intermediate`` are those of :class:`hammerhead.Mlp` and
+    :class:`hammerhead.Experts`, for all gated MLPs and experts; other linear layers stay exact.
     """
 
     def __init__(
@@ -38,12 +40,27 @@ class NvFp4Config(QuantizationConfigMixin):
         quant_method: str = MODELOPT,
         unchecked: Mapping[str, str] | None = None,
         gpu_budget: int | str | None = None,
+        precision: Literal["exact", "fp8"] = "exact",
+        intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
         **kept: Any,
     ) -> None:
         self.quant_method = quant_method
         self.unchecked = dict(unchecked or {})
         self.gpu_budget = None if gpu_budget is None else parsed_bytes(gpu_budget)
+        self.layers = LayerOptions(precision=precision, intermediate=intermediate)
         self.kept = kept
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """What a file says is kept, and asks for nothing: how to compute is the user's to choose."""
+        kept = {name: value for name, value in config_dict.items() if name != "quant_method"}
+        config = cls(config_dict.get("quant_method", MODELOPT))
+        config.kept = kept
+        return (config, kwargs) if return_unused_kwargs else config
+
+    def ask_as(self, other: NvFp4Config) -> None:
+        """Takes over from another what its user asked for, and the files do not say."""
+        self.unchecked, self.gpu_budget, self.layers = other.unchecked, other.gpu_budget, other.layers
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.kept, "quant_method": self.quant_method}
@@ -109,7 +126,7 @@ class NvFp4Quantizer(HfQuantizer):
         return [_Hidden(self.hidden), *weight_conversions]
 
     def _replace(self, model: Any, files: Files) -> None:
-        checkpoint = files.checkpoint
+        checkpoint, asked = files.checkpoint, self.quantization_config.layers
 
         def backend(name: str) -> str | None:
             return backend_at(place_of(name, self.device_map))
@@ -121,7 +138,7 @@ class NvFp4Quantizer(HfQuantizer):
 
         @cache
         def mlp(projections: Any, gate: str, backend: str | None) -> Mlp:
-            return Mlp._named(checkpoint, projections, gate, backend=backend)
+            return Mlp._named(checkpoint, projections, gate, **asked, backend=backend)
 
         for name, stem in self.plan.linears.items():
             model.set_submodule(name, NvFp4Linear(linear(stem, backend(name)), model.get_submodule(name), files, stem))
@@ -141,7 +158,7 @@ class NvFp4Quantizer(HfQuantizer):
         share = self._share(model)
         for name, (routed, each) in self.plan.experts.items():
             gpu_bytes = share if backend(name) is not None else None
-            experts = Experts._named(checkpoint, each, routed.gate, backend=backend(name), gpu_bytes=gpu_bytes)
+            experts = Experts._named(checkpoint, each, routed.gate, **asked, backend=backend(name), gpu_bytes=gpu_bytes)
             model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
 
     def _share(self, model: Any) -> int | None:

@@ -92,8 +92,7 @@ def _finding_quantizers(original: Any) -> Any:
                 config.quantization_config = declared
         found = original(config, quantization_config, *arguments, **named)
         if isinstance(found[0], NvFp4Quantizer) and isinstance(quantization_config, NvFp4Config):
-            found[0].quantization_config.unchecked = quantization_config.unchecked
-            found[0].quantization_config.gpu_budget = quantization_config.gpu_budget
+            found[0].quantization_config.ask_as(quantization_config)
         return found
 
     return get_hf_quantizer

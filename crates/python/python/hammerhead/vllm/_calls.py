@@ -21,15 +21,20 @@ class Call:
     run: Callable[..., torch.Tensor]
     width: int
 
-    def __init__(self, prefix: str) -> None:
-        self.name = f"hammerhead:{prefix}"
+    def __init__(self, prefix: str, experts: bool = False) -> None:
+        self.name, self.experts = f"hammerhead:{prefix}", experts
+        self.context: dict[str, Any] = {}
         config = get_current_vllm_config_or_none()
         if config is not None:
-            context = config.compilation_config.static_forward_context
+            self.context = context = config.compilation_config.static_forward_context
             # Some models leave layers without names. They are set up in the same order in every process.
             same = sum(name.partition("#")[0] == self.name for name in context)
             self.name += f"#{same}" if same else ""
             context[self.name] = self
+
+    def layers_of_experts(self) -> int:
+        """How many layers of experts of the model have a place so far, with this one."""
+        return len({self, *(call for call in self.context.values() if isinstance(call, Call) and call.experts)})
 
     def hold(self, run: Callable[..., torch.Tensor], width: int) -> None:
         """Puts the layer in its place: a function of tokens (and ids and weights) to results of a width."""

@@ -30,6 +30,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.transform.linear
 
 from hammerhead.vllm._calls import Call
 from hammerhead.vllm._choice import experts_method, no_kernel, other_experts_method
+from hammerhead.vllm._options import Asked
 from hammerhead.vllm._packed import (
     LocalExperts,
     MergedLinear,
@@ -131,11 +132,13 @@ class CompressedTensorsHammerheadExperts(moe_nvfp4.CompressedTensorsW4A4Nvfp4MoE
     def __init__(self, moe_config: Any) -> None:
         # Not the parent's: it looks for a kernel of vLLM's.
         FusedMoEMethodBase.__init__(self, moe_config)
+        self.asked = Asked()
         self.group_size, self.use_global_sf = 16, False
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
-        super().create_weights(layer, *args, **kwargs)
-        self.call = Call(layer.layer_name)
+        with self.asked.place():
+            super().create_weights(layer, *args, **kwargs)
+        self.call = Call(layer.layer_name, experts=True)
         for name in SCALES:
             not_a_number(getattr(layer, name))
 
@@ -148,6 +151,7 @@ class CompressedTensorsHammerheadExperts(moe_nvfp4.CompressedTensorsW4A4Nvfp4MoE
             (layer.w2_weight_packed.data, layer.w2_weight_scale.data, down),
             gate_of(self.moe),
             layer.apply_router_weight_on_input,
+            self.asked.layer(self.call),
         )
         self.call.hold(packed, layer.hidden_size)
         empty(layer, "w13_weight_packed", "w13_weight_scale", "w2_weight_packed", "w2_weight_scale")

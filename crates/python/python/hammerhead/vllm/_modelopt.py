@@ -17,6 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from hammerhead.vllm._calls import Call
 from hammerhead.vllm._choice import experts_method, no_kernel, other_experts_method
+from hammerhead.vllm._options import Asked
 from hammerhead.vllm._packed import (
     GROUP,
     LocalExperts,
@@ -122,12 +123,14 @@ class ModelOptHammerheadExperts(modelopt.ModelOptNvFp4FusedMoE):
     def __init__(self, quant_config: Any, moe_config: Any) -> None:
         # Not the parent's: it looks for a kernel of vLLM's.
         FusedMoEMethodBase.__init__(self, moe_config)
+        self.asked = Asked()
         self.quant_config = quant_config
         self.use_global_sf = False
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
-        super().create_weights(layer, *args, **kwargs)
-        self.call = Call(layer.layer_name)
+        with self.asked.place():
+            super().create_weights(layer, *args, **kwargs)
+        self.call = Call(layer.layer_name, experts=True)
         for name in ("w13_weight_scale", "w13_weight_scale_2", "w2_weight_scale", "w2_weight_scale_2"):
             not_a_number(getattr(layer, name))
 
@@ -140,6 +143,7 @@ class ModelOptHammerheadExperts(modelopt.ModelOptNvFp4FusedMoE):
             (layer.w2_weight.data, layer.w2_weight_scale.data, layer.w2_weight_scale_2.tolist()),
             gate_of(self.moe),
             layer.apply_router_weight_on_input,
+            self.asked.layer(self.call),
         )
         self.call.hold(packed, layer.hidden_size)
         empty(layer, "w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")

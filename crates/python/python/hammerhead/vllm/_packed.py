@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hammerhead import Experts, Linear, NvFp4
+from hammerhead._packed import LayerOptions
 
 GROUP = 16
 """The weights that share one block scale in NVFP4."""
@@ -48,6 +49,7 @@ class LocalExperts:
         down: tuple[torch.Tensor, torch.Tensor, Sequence[float]],
         gate: tuple[str, float | None],
         weights_on_input: bool,
+        options: LayerOptions,
     ) -> None:
         self.weights_on_input = weights_on_input
         codes, scales, factors = first
@@ -64,6 +66,7 @@ class LocalExperts:
             [NvFp4(codes, scales, factor) for codes, scales, factor in zip(*down)],
             gate=gate[0],
             clamp=gate[1],
+            **options,
         )
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
