@@ -128,6 +128,7 @@ pub mod stats;
 pub mod synthetic;
 pub mod task;
 mod verify;
+mod waiting;
 
 pub use clock::{Clock, Wall};
 pub use device::Watched;

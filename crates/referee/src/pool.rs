@@ -45,6 +45,7 @@ use crate::seeds::derive;
 use crate::settings::{RefereeSettings, Temperature};
 use crate::stats;
 use crate::task::{Bundle, Spec, Task, Timed};
+use crate::waiting::Waiting;
 use crate::{Error, Result};
 
 /// Runs without jobs by which the round trip is told.
@@ -86,6 +87,7 @@ pub struct Pool<'a> {
     /// For each shape, once it was met.
     shapes: Vec<Option<Ground>>,
     sides: Option<[Box<dyn Session>; 2]>,
+    waiting: Waiting,
     pairing: Pairing,
     shape: usize,
     processor: Option<Processor>,
@@ -168,6 +170,7 @@ impl<'a> Pool<'a> {
             seed,
             drawn: 0,
             sides: None,
+            waiting: Waiting::default(),
             pairing: Pairing::Control,
             shape: 0,
             processor: None,
@@ -645,13 +648,17 @@ impl<'a> Pool<'a> {
         Ok(session)
     }
 
-    fn spawn(&self, side: Side, pairing: Pairing) -> Result<Box<dyn Session>, Halt> {
-        let who = self_or_champion(pairing, side);
-        let contestant = match self.fenced.filter(|_| pairing == Pairing::Fence && side == Side::Challenger) {
-            Some(fenced) => fenced,
-            None => self.contestants[who.index()],
-        };
-        contestant.spawn().map_err(|fault| Halt::Fault(who, fault))
+    /// Two processes that have said hello and stand still.
+    fn pair(&mut self, pairing: Pairing) -> Result<[Box<dyn Session>; 2], Halt> {
+        let sides = [Side::Champion, Side::Challenger];
+        let who = sides.map(|side| self_or_champion(pairing, side).index());
+        let mut kinds = who;
+        let mut contestants = who.map(|who| self.contestants[who]);
+        if let Some(fenced) = self.fenced.filter(|_| pairing == Pairing::Fence) {
+            (kinds[1], contestants[1]) = (self.contestants.len(), fenced);
+        }
+        let faulted = |(place, fault): (usize, Fault)| Halt::Fault(self_or_champion(pairing, sides[place]), fault);
+        self.waiting.pair(kinds, contestants).map_err(faulted)
     }
 
     /// Measures the round trip of a side that is met for the first time, and notes what stands around it.
@@ -696,11 +703,7 @@ impl Course for Pool<'_> {
             let now = prober.sample(threads);
             *best = Ceilings { flops: best.flops.max(now.flops), bytes: best.bytes.max(now.bytes) };
         }
-        let mut sides = [self.spawn(Side::Champion, pairing)?, self.spawn(Side::Challenger, pairing)?];
-        // Both stand still before anything is measured.
-        for side in [Side::Champion, Side::Challenger] {
-            sides[side.index()].greet().map_err(|fault| Halt::Fault(self_or_champion(pairing, side), fault))?;
-        }
+        let mut sides = self.pair(pairing)?;
         for side in [Side::Champion, Side::Challenger] {
             self.welcome(side, pairing, sides[side.index()].as_mut())?;
         }
@@ -730,6 +733,7 @@ impl Course for Pool<'_> {
 
     fn has_neighbours(&mut self) -> bool {
         self.sides = None;
+        self.waiting.end();
         self.device.as_ref().is_some_and(Watched::has_neighbours)
     }
 
