@@ -1,7 +1,8 @@
 //! Tokens rounded to e4m3 on the device, a factor per row, as [`op::precision`] defines it; and their launches.
 //!
-//! A block takes a row: it finds the largest magnitude, makes the power of two that brings it to 448 or just below, and
-//! rounds. Numbers stay in registers between the two, so a row is read once. Bits of magnitudes are ordered as the
+//! Some warps of a block take a row: they find the largest magnitude, make the power of two that brings it to 448 or
+//! just below, and round. Numbers stay in registers between the two, so a row is read once. As few warps as can take it
+//! in two rounds do: with rows of experts' intermediates, which are short and many, few threads have nothing to do. Bits of magnitudes are ordered as the
 //! magnitudes are, and those of infinities and NaN are beyond all others: the row's factor is NaN then.
 //!
 //! **The order of k.** A thread's word of packed weights ([`crate::pack`]) has, of a step of 16, columns 2c, 2c + 1,
@@ -21,7 +22,10 @@ use crate::launch::{Argument, Launch, Spec};
 const THREADS: u32 = 256;
 /// Elements that a thread takes at a time: one step of 16.
 const STEP: u32 = 16;
-/// The most steps of a thread, as registers allow, and the longest row that follows from it.
+const WARPS: u32 = THREADS / 32;
+/// Steps of a thread, as long as there are warps to take the others, and the most, as registers allow; and the longest
+/// row that follows from that.
+const FEW_ROUNDS: u32 = 2;
 const MOST_ROUNDS: u32 = 8;
 /// The longest row that can be rounded.
 pub const MOST_K: usize = (THREADS * STEP * MOST_ROUNDS) as usize;
@@ -37,6 +41,8 @@ pub struct RoundSpec {
     pub owners: Option<u32>,
     /// Groups that it has arguments for.
     pub segments: usize,
+    /// Warps that take a row, a power of two.
+    pub warps: u32,
     /// Steps of a thread: as many as the longest row needs.
     pub rounds: u32,
     /// What it is assembled for.
@@ -47,8 +53,14 @@ impl RoundSpec {
     /// The kernel for so many groups with rows of at most `k` numbers.
     pub fn new(target: Target, (float, scaled): (Float, bool), groups: usize, k: usize) -> Self {
         let segments = if groups == 1 { 1 } else { MOST_SEGMENTS };
-        let rounds = k.div_ceil((THREADS * STEP) as usize).next_power_of_two() as u32;
-        RoundSpec { float, scaled, owners: None, segments, rounds, target }
+        let needed = k.div_ceil((32 * STEP) as usize).next_power_of_two() as u32;
+        let warps = (needed / FEW_ROUNDS).clamp(1, WARPS);
+        RoundSpec { float, scaled, owners: None, segments, warps, rounds: needed / warps, target }
+    }
+
+    /// Rows of a block.
+    pub fn rows(&self) -> u32 {
+        WARPS / self.warps
     }
 }
 
@@ -98,19 +110,21 @@ fn spec_of(target: Target, kind: (Float, bool), groups: &[Rows]) -> RoundSpec {
 }
 
 fn launch(spec: RoundSpec, groups: &[Rows], owners: Option<u64>) -> Launch {
-    let (mut arguments, mut blocks) = (Vec::new(), 0u32);
+    let (mut arguments, mut all) = (Vec::new(), 0u32);
     for index in 0..spec.segments {
         let rows = groups[index.min(groups.len() - 1)];
         arguments.push(Argument::Pointer(rows.source));
         arguments.extend(spec.scaled.then_some(Argument::Pointer(rows.columns)));
         arguments.extend([Argument::Pointer(rows.target), Argument::Pointer(rows.factors)]);
-        arguments.extend([Argument::U32(rows.sides[1] as u32 / STEP), Argument::U32(blocks)]);
+        arguments.extend([Argument::U32(rows.sides[1] as u32 / STEP), Argument::U32(all)]);
         if index < groups.len() {
-            blocks += rows.sides[0] as u32;
+            all += rows.sides[0] as u32;
         }
     }
     arguments.extend(owners.map(Argument::Pointer));
-    Launch { kernel: spec.into(), grid: [blocks, 1, 1], arguments, overlapping: true, strided: false }
+    arguments.push(Argument::U32(all));
+    let grid = [all.div_ceil(spec.rows()), 1, 1];
+    Launch { kernel: spec.into(), grid, arguments, overlapping: true, strided: false }
 }
 
 /// A group as the kernel is told of it.
@@ -164,20 +178,28 @@ impl Spec for RoundSpec {
 }
 
 /// Builds the kernel. Its arguments, for each group: source; factors of columns, if there are some; target; factors of
-/// rows; steps of 16 in a row; its first block. Then the expert of every row, if factors are those of experts.
+/// rows; steps of 16 in a row; its first row among all. Then the expert of every row, if factors are those of experts,
+/// and the number of all rows.
 pub fn kernel(spec: RoundSpec) -> Result<Kernel, Error> {
     let mut k =
         Builder::new("round_tokens", spec.target, LaunchBounds { threads: THREADS, cluster: None, min_blocks: None });
     let segments: Vec<Segment> = (0..spec.segments).map(|index| Segment::declare(&mut k, spec.scaled, index)).collect();
     let owners = spec.owners.map(|experts| (experts, k.pointer("owners")));
-    let shared = k.shared("largest", THREADS / 32 * 4, 16);
+    let all: Reg<U32> = k.param("rows");
+    let shared = (spec.warps > 1).then(|| k.shared("largest", WARPS * 4, 16));
     k.launch_dependents();
     let (thread, block) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
+    let team = k.shr(thread, (32 * spec.warps).trailing_zeros());
+    let place = k.mul_add(block, spec.rows(), team);
+    let thread = k.and(thread, 32 * spec.warps - 1);
+    // Threads behind the last row take it once more, and store nothing.
+    let (there, last_row) = (k.lt(place, all), k.sub(all, 1));
+    let place = k.min(place, last_row);
     let segment = segments[1..].iter().fold(segments[0], |chosen, segment| {
-        let begun = k.ge(block, segment.first_row);
+        let begun = k.ge(place, segment.first_row);
         segment.or(&mut k, begun, chosen)
     });
-    let row = k.sub(block, segment.first_row);
+    let row = k.sub(place, segment.first_row);
     k.grid_dependency_wait();
     let segment = match owners {
         None => segment,
@@ -189,7 +211,7 @@ pub fn kernel(spec: RoundSpec) -> Result<Kernel, Error> {
     let last = k.sub(segment.steps, 1);
     let mut steps = Vec::new();
     for round in 0..spec.rounds {
-        let step = k.add(thread, THREADS * round);
+        let step = k.add(thread, 32 * spec.warps * round);
         let (exists, inside) = (k.lt(step, segment.steps), k.min(step, last));
         let numbers = k.phase("load", |k| load(k, &spec, &segment, first, inside));
         steps.push((step, exists, numbers));
@@ -203,7 +225,8 @@ pub fn kernel(spec: RoundSpec) -> Result<Kernel, Error> {
             let larger = k.max(most, magnitude);
             k.set(most, larger);
         }
-        largest_of_block(k, shared, thread, most)
+        let of_warp = k.reduce(ReduceOp::Max, most);
+        shared.map_or(of_warp, |shared| largest_of_team(k, (shared, spec.warps), (team, thread), of_warp))
     });
 
     // 448 is 1.75·2⁸: a larger mantissa counts as the next power of two.
@@ -227,9 +250,11 @@ pub fn kernel(spec: RoundSpec) -> Result<Kernel, Error> {
             let words: [Reg<U32>; 4] = std::array::from_fn(|c| k.pack_halfwords(pairs[c], pairs[c + 4]));
             let place = k.add(first, step);
             let at = k.mul_wide_add(place, STEP, segment.target);
-            k.when(exists, |k| k.store_vector(Addr::<Global>::of(at), words));
+            let stores = k.both(exists, there);
+            k.when(stores, |k| k.store_vector(Addr::<Global>::of(at), words));
         }
-        let leads = k.eq(thread, 0);
+        let first = k.eq(thread, 0);
+        let leads = k.both(first, there);
         k.if_(leads, |k| {
             let opposite = k.variable(254u32);
             let opposite = k.sub(opposite, biased);
@@ -264,19 +289,21 @@ fn sixteen(k: &mut Builder, float: Float, from: Reg<U64>, step: Reg<U32>) -> Vec
     numbers
 }
 
-/// The largest word of a block's threads.
-fn largest_of_block(k: &mut Builder, shared: ptx::SharedRegion, thread: Reg<U32>, own: Reg<U32>) -> Reg<U32> {
-    let of_warp = k.reduce(ReduceOp::Max, own);
+/// The largest of the words that the warps of a team have each.
+fn largest_of_team(
+    k: &mut Builder,
+    (shared, warps): (ptx::SharedRegion, u32),
+    (team, thread): (Reg<U32>, Reg<U32>),
+    of_warp: Reg<U32>,
+) -> Reg<U32> {
     let base = k.shared_address(shared);
+    let base = k.mul_add(team, 4 * warps, base);
     let (lane, warp) = (k.and(thread, 31), k.shr(thread, 5));
     let leads = k.eq(lane, 0);
     let at = k.mul_add(warp, 4, base);
     k.when(leads, |k| k.store(Addr::<Shared>::of(at), of_warp));
     k.sync_threads();
-    let words = (0..THREADS / 32 / 4).flat_map(|four| {
-        let words: [Reg<U32>; 4] = k.load_vector(Addr::<Shared>::of(base).plus((16 * four).cast_signed()));
-        words
-    });
-    let words: Vec<Reg<U32>> = words.collect();
+    let words: Vec<Reg<U32>> =
+        (0..warps).map(|warp| k.load(Addr::<Shared>::of(base).plus((4 * warp).cast_signed()))).collect();
     words[1..].iter().fold(words[0], |most, &word| k.max(most, word))
 }

@@ -578,6 +578,7 @@ fn rounding(float: Float, columns: usize, by_expert: bool) -> Trial {
     args.extend(by_expert.then_some(Arg::from(scales_at)));
     args.extend([target.into(), factors.into(), Arg::U32(columns as u32 / 16), Arg::U32(0)]);
     args.extend(by_expert.then(|| Arg::from(awaited(&mut gpu, "owners", &owners))));
+    args.push(Arg::U32(owners.len() as u32));
     let spec = RoundSpec::new(ptx::Target::Sm90a, (float, by_expert), 1, columns);
     let spec = RoundSpec { owners: by_expert.then_some(experts as u32), ..spec };
     let verify = move |gpu: &Gpu| {
@@ -607,14 +608,15 @@ fn rounding(float: Float, columns: usize, by_expert: bool) -> Trial {
         }
         Ok(())
     };
-    let launch = Invocation { grid: [owners.len() as u32, 1, 1], args };
+    let launch = Invocation { grid: [(owners.len() as u32).div_ceil(spec.rows()), 1, 1], args };
     Trial { kernel: KernelSpec::from(spec).build().unwrap(), gpu, launch, result: target, verify: Box::new(verify) }
 }
 
 #[test]
 fn rows_are_rounded_to_e4m3_as_the_definition_says_times_their_experts_factors_or_not() {
     for (float, by_expert) in [Float::F16, Float::BF16, Float::F32].into_iter().flat_map(|f| [(f, false), (f, true)]) {
-        rounding(float, 48, by_expert).passes("few columns");
+        rounding(float, 48, by_expert).passes("few columns: a warp for each row");
+        rounding(float, 1040, by_expert).passes("some: two warps for each row, of two rounds");
         rounding(float, 4112, by_expert).passes("more columns than all threads take at a time");
     }
 }
@@ -622,7 +624,7 @@ fn rows_are_rounded_to_e4m3_as_the_definition_says_times_their_experts_factors_o
 #[test]
 fn mutants_of_the_rounding_are_caught() {
     // The second has fewer columns than the threads of the first one's kernel.
-    mutants_are_caught(&[rounding(Float::BF16, 4112, true), rounding(Float::BF16, 48, true)]);
+    mutants_are_caught(&[4112, 48, 1040].map(|columns| rounding(Float::BF16, columns, true)));
 }
 
 #[test]
