@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use op::{Activation, Gate, Output, Precision, Problem, Result, Shape};
+use op::{Activation, Gate, Output, Precision, Problem, Result, Setting, Shape};
 use ptx::Target;
 
 use crate::launch::{Argument, KernelSpec};
@@ -10,6 +10,9 @@ use crate::pack::Codes;
 
 /// The most experts of a layer.
 pub const MOST_EXPERTS: u32 = 1024;
+
+/// Steps of 64 of K of a block's tile under which the tile before it is stored; 0 where it is stored before that.
+pub const UNDER: Setting = Setting::new("under", 0);
 
 /// A product: rows `[rows, k]` in the order of their experts, times every expert's own weights, gives `[rows, n]`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,7 +7,7 @@
 use std::fmt;
 
 /// Settings that one configuration may have.
-const MOST: usize = 4;
+const MOST: usize = 5;
 /// Bytes that a key may have.
 const KEY_BYTES: usize = 12;
 /// What every configuration has, for messages.
@@ -80,7 +80,7 @@ impl Own {
 
     /// A backend's settings with these values; defaults are not mentioned.
     pub fn of<const N: usize>(values: [(Setting, u32); N]) -> Self {
-        const { assert!(N <= MOST, "a configuration has room for four settings") };
+        const { assert!(N <= MOST, "a configuration has room for five settings") };
         let mut own = Own::NONE;
         for (place, (setting, value)) in own.0.iter_mut().zip(values) {
             *place = (setting.key, value);

@@ -16,7 +16,7 @@ use format::{Dense, Values};
 use gpu::LaunchQueue;
 use gpu::device;
 use gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
-use gpu::experts::layer::{Choice, LayerCall, LayerKernels, as_down};
+use gpu::experts::layer::{Choice, LayerCall, LayerKernels, of_both};
 use gpu::experts::route::RouteSpec;
 use gpu::experts::shape::LayerShape;
 use gpu::families::sm90::kernel::MultiplySpec;
@@ -27,7 +27,7 @@ use hammerhead::{Engine, Experts, LayerOptions, Options};
 use hammerhead_testkit::experts::{self, Layer, PLAIN};
 use op::layer_reference::LayerReference;
 use op::routing::{Groups, Ids, Router, Scoring};
-use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Own, Precision, Result, Routed, SharedWeights};
+use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Precision, Result, Routed, SharedWeights};
 use ptx::Kernel;
 use serde_json::{Value, json};
 
@@ -277,8 +277,8 @@ fn some_kernels(placed: &DeviceExperts, tile: u32) -> Vec<LayerKernels> {
     let [first, second] = [shape.gate_up(), shape.down()].map(|product| family.expert_configs(&product, tile, facts));
     let pick = |all: &[Config], step: usize| all.get((tile as usize / 8 + step) % all.len().max(1)).copied();
     let both = |index: usize| {
-        let own = Own::of(as_down(&pick(&second, 7 * index)?));
-        LayerKernels::new(*family, shape, &Config { own, ..pick(&first, 5 * index)? }, facts).ok()
+        let config = of_both(&pick(&first, 5 * index)?, &pick(&second, 7 * index)?);
+        LayerKernels::new(*family, shape, &config, facts).ok()
     };
     (0..3).filter_map(both).collect()
 }

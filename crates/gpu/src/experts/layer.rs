@@ -36,7 +36,7 @@ use crate::launch::{Argument, Launch};
 use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
 use crate::phases::gates::{self, Function};
 use crate::phases::tokens::Tokens;
-use crate::products::{ExpertKernel, ProductOperands, ProductShape};
+use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER};
 use crate::round;
 
 /// What every part of the workspace begins at a multiple of.
@@ -59,13 +59,15 @@ pub struct LayerKernels {
     pub down: Arc<dyn ExpertKernel>,
 }
 
-/// The columns of the second product's tiles, what of k its stages hold, and how many stages there are. What a
-/// configuration says beside is about the first product.
+/// The columns of the second product's tiles, what of k its stages hold, how many stages there are, and what is
+/// [`UNDER`] for it. What a configuration says beside is about the first product.
 pub const DOWN: Setting = Setting::new("down", 0);
 /// See [`DOWN`].
 pub const DOWN_DEPTH: Setting = Setting::new("down-depth", 0);
 /// See [`DOWN`].
 pub const DOWN_STAGES: Setting = Setting::new("down-stages", 0);
+/// See [`DOWN`].
+pub const DOWN_UNDER: Setting = Setting::new("down-under", 0);
 
 impl LayerKernels {
     /// The kernels that a configuration means for a layer on a device, or why there are none.
@@ -75,7 +77,8 @@ impl LayerKernels {
         config: &Config,
         facts: &Facts,
     ) -> Result<Self, String> {
-        config.own.check(&format!("a layer on {}", family.name()), &[DOWN, DOWN_DEPTH, DOWN_STAGES])?;
+        let settings = [DOWN, DOWN_DEPTH, DOWN_STAGES, DOWN_UNDER, UNDER];
+        config.own.check(&format!("a layer on {}", family.name()), &settings)?;
         let first = Self::gate_up_config(family, shape, config, facts);
         let gate_up = family.expert_kernel(&shape.gate_up(), &first, facts)?;
         let down = family.expert_kernel(&shape.down(), &Self::down_config(family, shape, config, facts)?, facts)?;
@@ -85,7 +88,7 @@ impl LayerKernels {
     /// The first product's configuration: what the layer's says, or where its sums are left for adapters, the first
     /// that there is with tiles of as many tokens.
     fn gate_up_config(family: &dyn Family, shape: &LayerShape, config: &Config, facts: &Facts) -> Config {
-        let own = Config { own: Own::NONE, ..*config };
+        let own = as_gate_up(config);
         if shape.adapted.is_none() {
             return own;
         }
@@ -101,17 +104,20 @@ impl LayerKernels {
         facts: &Facts,
     ) -> Result<Config, String> {
         let wanted = [DOWN, DOWN_DEPTH, DOWN_STAGES].map(|each| each.value(&config.own));
+        let own = Own::of([(UNDER, DOWN_UNDER.value(&config.own))]);
         let tile = config.tile.tokens;
         let known = family.expert_configs(&shape.down(), u32::try_from(tile).unwrap_or(u32::MAX), facts);
-        let suits =
-            |each: &&Config| as_down(each).iter().zip(wanted).all(|((_, has), wanted)| [0, *has].contains(&wanted));
+        let suits = |each: &&Config| {
+            let sized = as_down(each).iter().zip(wanted).all(|((_, has), wanted)| [0, *has].contains(&wanted));
+            sized && each.own == own
+        };
         if let Some(found) = known.iter().find(suits) {
             return Ok(*found);
         }
         let [columns, depth, stages] = wanted.map(|size| size as usize);
         if columns * depth * stages > 0 {
             let any = known.first().unwrap_or(config);
-            return Ok(Config { tile: Tile { columns, ..any.tile }, depth, stages, own: Own::NONE, ..*any });
+            return Ok(Config { tile: Tile { columns, ..any.tile }, depth, stages, own, ..*any });
         }
         let known: Vec<String> = known.iter().map(written_down).collect();
         let known = known.join("; ");
@@ -124,9 +130,22 @@ impl LayerKernels {
     }
 }
 
+/// The first product's configuration, as the layer's says.
+pub(crate) fn as_gate_up(config: &Config) -> Config {
+    Config { own: Own::of([(UNDER, UNDER.value(&config.own))]), ..*config }
+}
+
 /// The second product's configuration as part of the layer's.
-pub fn as_down(config: &Config) -> [(Setting, u32); 3] {
-    [(DOWN, config.tile.columns as u32), (DOWN_DEPTH, config.depth as u32), (DOWN_STAGES, config.stages as u32)]
+fn as_down(config: &Config) -> [(Setting, u32); 4] {
+    let sizes = [(DOWN, config.tile.columns), (DOWN_DEPTH, config.depth), (DOWN_STAGES, config.stages)];
+    let [columns, depth, stages] = sizes.map(|(setting, size)| (setting, size as u32));
+    [columns, depth, stages, (DOWN_UNDER, UNDER.value(&config.own))]
+}
+
+/// The configuration of a layer whose products have these.
+pub fn of_both(first: &Config, second: &Config) -> Config {
+    let [columns, depth, stages, under] = as_down(second);
+    Config { own: Own::of([columns, depth, stages, under, (UNDER, UNDER.value(&first.own))]), ..*first }
 }
 
 fn written_down(config: &Config) -> String {

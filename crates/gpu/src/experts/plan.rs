@@ -1,9 +1,9 @@
 //! Which configurations compute a whole layer on a device, and what each should cost: both products by the family's
 //! model, and what is around them by its bytes. Rows are those of the problem, as chance spreads them over experts.
 
-use op::{Activation, Choose, Config, Cost, Error, Intermediate, Own, Precision, Problem, Result};
+use op::{Activation, Choose, Config, Cost, Error, Intermediate, Precision, Problem, Result};
 
-use super::layer::{self, LayerKernels, as_down};
+use super::layer::{self, LayerKernels, as_gate_up, of_both};
 use super::shape::LayerShape;
 use crate::facts::Facts;
 use crate::families::choice::illegal;
@@ -64,7 +64,7 @@ fn with_tile(
     let whole = |first: Config| {
         let goes = |second: &&Config| facts.goes(&way_of(family, shape, [&first, second])).is_ok();
         let second = seconds.iter().map(|(_, config)| config).find(goes)?;
-        Some(Config { own: Own::of(as_down(second)), ..first })
+        Some(of_both(&first, second))
     };
     family.expert_configs(&shape.gate_up(), tile, facts).into_iter().filter_map(whole).collect()
 }
@@ -72,7 +72,7 @@ fn with_tile(
 /// What a layer's configuration leans on, or why there is none such.
 pub(crate) fn way(family: &dyn Family, shape: &LayerShape, config: &Config, facts: &Facts) -> Result<Way, String> {
     let second = LayerKernels::down_config(family, shape, config, facts)?;
-    Ok(way_of(family, shape, [&Config { own: Own::NONE, ..*config }, &second]))
+    Ok(way_of(family, shape, [&as_gate_up(config), &second]))
 }
 
 /// What a layer leans on whose products have these configurations.
@@ -125,7 +125,7 @@ pub(crate) fn phases(
     facts: &Facts,
 ) -> Result<Vec<Phase>, String> {
     let second = LayerKernels::down_config(family, shape, config, facts)?;
-    let first = Config { own: Own::NONE, ..*config };
+    let first = as_gate_up(config);
     family.expert_kernel(&shape.gate_up(), &first, facts)?;
     let product = |what, product: &ProductShape, config: &Config| {
         let Cost { seconds, bound_by, .. } = product_cost(family, product, problem, config, facts)?;

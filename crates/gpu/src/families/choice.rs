@@ -1,7 +1,7 @@
 //! What a configuration means for a problem, whichever family's kernels compute it: which products, on what tokens, how
 //! they end. What else a kernel is made of is its family's.
 
-use op::{Config, Error, Output, Problem, Result, Shape, Strategy};
+use op::{Config, Error, Output, Problem, Result, Setting, Shape, Strategy};
 
 use crate::pack::CHUNK_DEPTH;
 use crate::phases::gates::Function;
@@ -53,10 +53,10 @@ pub(super) fn ending(problem: &Problem, strategy: Strategy) -> (Function, Output
     }
 }
 
-/// The sizes of a configuration as kernels count them, of a family without settings of its own: tokens and columns of a
-/// tile, chunks of weights along k in a stage, and stages.
-pub(super) fn sizes(family: &str, config: &Config) -> Result<[u32; 4], String> {
-    config.own.check(family, &[])?;
+/// The sizes of a configuration as kernels count them, of a family with these settings of its own: tokens and columns
+/// of a tile, chunks of weights along k in a stage, and stages.
+pub(super) fn sizes(family: &str, config: &Config, settings: &[Setting]) -> Result<[u32; 4], String> {
+    config.own.check(family, settings)?;
     if !config.depth.is_multiple_of(CHUNK_DEPTH) {
         return Err(format!("a stage holds chunks of {CHUNK_DEPTH} of K; ask for depth=64, 128 or 256"));
     }

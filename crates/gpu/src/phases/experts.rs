@@ -90,6 +90,7 @@ struct Places {
 }
 
 /// An expert, and where its operands are.
+#[derive(Clone, Copy)]
 pub(crate) struct Expert {
     /// Its number.
     pub index: Reg<U32>,
@@ -200,7 +201,7 @@ impl ExpertWork {
     }
 
     /// Tiles of all experts.
-    fn count(&self, k: &mut Builder) -> Reg<U32> {
+    pub fn count(&self, k: &mut Builder) -> Reg<U32> {
         let end = k.variable(self.experts.count);
         let token_tiles = self.first_tile(k, end, 0);
         let columns = self.column_tiles(k);

@@ -6,6 +6,7 @@ use super::experts::Expert;
 use super::table::{self, address, at};
 
 /// Whose a tile is.
+#[derive(Clone, Copy)]
 pub(crate) enum Owner {
     /// A group's, of which these are the record and, where sums have biases, the addresses of those; and where tokens
     /// and weights were rounded to e4m3, what they are multiplied with.

@@ -51,7 +51,7 @@ const SMALL: &[&[(usize, usize, usize)]] =
 
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel
 /// of one matrix, as the first two.
-pub static WAYS: [Way; 23] = [
+pub static WAYS: [Way; 24] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -94,6 +94,12 @@ pub static WAYS: [Way; 23] = [
         precision: Precision::Fp8,
         gate: Gate::Silu,
         problems: &[&[(9, 40, 16)], &[(9, 72, 256)], &[(20, 72, 1104)]],
+        ..HOPPER
+    },
+    Way {
+        name: "a tile is stored under the next one",
+        request: "strategy=interleaved,tile=72x128,depth=128,stages=2,epilogue=direct,schedule=persistent,under=2",
+        problems: &[&[(21, 40, 192)], &[(68, 264, 256)], &[(72, 504, 624)], &[(70, 264, 304)]],
         ..HOPPER
     },
     Way {

@@ -66,7 +66,7 @@ fn config(rng: &mut Rng) -> Config {
 fn own(rng: &mut Rng) -> Own {
     let count = if rng.u8(..4) == 0 { rng.usize(1..4) } else { 0 };
     (0..count).fold(Own::NONE, |own, _| {
-        let key = ["multicast", "ahead", "colour"][rng.usize(..3)];
+        let key = ["multicast", "ahead", "under", "colour"][rng.usize(..4)];
         own.with(key, number(rng) as u32).unwrap()
     })
 }
@@ -136,7 +136,11 @@ fn a_setting_that_a_backend_lacks_is_refused_and_a_default_of_its_own_changes_no
     let problem = Problem::new(vec![Shape::new(300, 128, 512)], Gate::Silu, Activation::NvFp4, Output::F16).unwrap();
     let blackwell: &'static dyn Backend = Foretold::by_name("foretold:b200").unwrap();
     for backend in backends::all().iter().copied().chain([blackwell]) {
-        let has = if backend.settings().is_empty() { "none of its own" } else { "multicast and ahead" };
+        let has = match backend.settings().len() {
+            0 => "none of its own",
+            1 => "under",
+            _ => "multicast and ahead",
+        };
         let plan = |request: &str| Plan::modelled(problem.clone(), &[backend], &request.parse().unwrap(), 2);
         let reason = plan("colour=3").unwrap_err().to_string();
         assert!(reason.contains(&format!("has no setting colour; it has {has}")), "{reason}");

@@ -12,11 +12,11 @@ use gpu::families::sm90::Sm90;
 use gpu::families::sm100::Sm100;
 use gpu::families::sm120::Sm120;
 use gpu::pack::Codes;
-use gpu::products::ProductShape;
+use gpu::products::{ProductShape, UNDER};
 use gpu::{Argument, Family};
 use half::{bf16, f16};
 use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds};
-use op::{Activation, Gate, Intermediate, Output, Precision};
+use op::{Activation, Config, Epilogue, Gate, Intermediate, Output, Own, Precision, Tile};
 use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
@@ -268,6 +268,38 @@ fn every_kind_of_layer_is_right() {
             let trial = Trial::new(family, shape, ids, &weights, what == "gelu");
             let kernels = with_tile(family, &shape, tile);
             trial.check(what, &routed(&shape, ids, &weights), &trial.run(&kernels, schedule));
+        }
+    });
+}
+
+/// In Hopper's kernels of the second product. Tiles of 16 are of experts that have several.
+#[test]
+fn tiles_that_are_stored_under_the_next_one_have_the_same_bits() {
+    // Several stages of k in either product, of which the last is not whole.
+    let plain = LayerShape { hidden: 336, inner: 208, ..SHAPE };
+    let routings = routings();
+    let cases = kinds(plain).into_iter().zip(routings.iter().cycle()).zip([16, 96, 80].into_iter().cycle());
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(((what, shape), (how, ids)), tile)| {
+        let trial = Trial::new(&Sm90, shape, ids, &weights(ids.len()), false);
+        let product = shape.down();
+        let config = |columns, under| Config {
+            tile: Tile { tokens: tile, columns },
+            epilogue: Epilogue::Direct,
+            own: Own::of([(UNDER, under)]),
+            ..Sm90.expert_configs(&product, 16, &facts(&Sm90))[0]
+        };
+        let kernels = with_tile(&Sm90, &shape, tile as u32);
+        let run = |[columns, depth, under]: [usize; 3], schedule| {
+            let config = Config { depth, stages: 2, ..config(columns, under as u32) };
+            let down = Sm90.expert_kernel(&product, &config, &facts(&Sm90)).unwrap();
+            trial.run(&LayerKernels { down, ..kernels.clone() }, schedule)
+        };
+        let expected = run([128, 64, 0], Schedule::Earliest);
+        let deeper = if tile > 64 { [128, 128, 2] } else { [128, 64, 2] };
+        let ways =
+            [([128, 64, 3], Schedule::Latest), (deeper, Schedule::Random(3)), ([192, 64, 1], Schedule::Earliest)];
+        for (way, schedule) in ways {
+            assert_eq!(run(way, schedule), expected, "{what}, {how}, tiles of {tile}, {way:?}, {schedule}");
         }
     });
 }

@@ -37,6 +37,7 @@ const COMMON: MultiplySpec = MultiplySpec {
     stages: 4,
     epilogue: Epilogue::Staged,
     schedule: Schedule::PerTile,
+    under: 0,
     element: Tokens::F16,
     function: Function::Silu,
     output: Output::F16,
@@ -86,6 +87,14 @@ fn configs() -> Vec<MultiplySpec> {
         MultiplySpec { ping_pong: true, ..sized(Interleaved, [256, 32, 1, 4], Persistent) },
         MultiplySpec { ping_pong: true, ..sized(Single, [64, 128, 2, 4], Persistent) },
     ];
+    // Tiles that are stored under the next one's products.
+    let direct = |sizes| MultiplySpec { epilogue: Epilogue::Direct, ..sized(Single, sizes, Persistent) };
+    all.extend([
+        MultiplySpec { under: 8, output: Output::F32, ..direct([144, 128, 2, 4]) },
+        MultiplySpec { under: 4, groups: 8, ..direct([128, 128, 2, 4]) },
+        MultiplySpec { under: 8, element: Tokens::Bf16, ..direct([80, 192, 2, 4]) },
+        MultiplySpec { under: 3, ..direct([64, 128, 1, 6]) },
+    ]);
     let common = sized(Interleaved, [64, 64, 1, 4], Persistent);
     for element in [Tokens::Bf16, Tokens::Bf16Sum] {
         all.extend([
@@ -180,7 +189,7 @@ fn of_experts() -> Vec<KernelSpec> {
     let halves = LayerShape { codes: Codes::Halves, ..layer };
     let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..halves };
     let tiles = |layer, tiles: &'static [u32]| tiles.iter().map(move |&tile| (layer, tile));
-    let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 160, 256])
+    let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 256])
         .chain(tiles(single, &[8, 64]))
         .chain(tiles(factored, &[16, 128]))
         .chain(tiles(LayerShape { codes: Codes::Bfloats, ..factored }, &[8, 48]))

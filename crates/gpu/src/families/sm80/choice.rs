@@ -17,7 +17,7 @@ pub(in crate::families) fn kernel_config(
 }
 
 pub(super) fn kernel_of(target: Target, problem: &Problem, config: &Config) -> Result<WarpMultiplySpec, String> {
-    let [tokens, columns, units, stages] = sizes(target.name(), config)?;
+    let [tokens, columns, units, stages] = sizes(target.name(), config, &[])?;
     if config.schedule == Schedule::SplitK {
         if passes_twice(problem, config) {
             return Err(

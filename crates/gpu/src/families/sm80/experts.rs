@@ -27,7 +27,7 @@ pub fn kernel(
     shared_bytes: usize,
 ) -> Result<WarpMultiplySpec, String> {
     experts::check(shape, config, &[Strategy::Interleaved])?;
-    let [tokens, columns, units, stages] = sizes(target.name(), config)?;
+    let [tokens, columns, units, stages] = sizes(target.name(), config, &[])?;
     let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
     let spec = WarpMultiplySpec {
         target,

@@ -1,9 +1,13 @@
 //! Which kernel a configuration means for a problem: products, sizes, gate and output type.
 
-use op::{Config, Problem, Result, Strategy};
+use op::{Config, Problem, Result, Setting, Strategy};
 
 use super::kernel::MultiplySpec;
 use crate::families::choice::{Products, Tokens, ending, illegal, sizes};
+use crate::products::UNDER;
+
+/// The settings of these kernels' own.
+pub(super) const SETTINGS: [Setting; 1] = [UNDER];
 
 /// The kernel of the products that a configuration asks for, for one group.
 pub fn kernel_config(problem: &Problem, config: &Config) -> Result<MultiplySpec> {
@@ -13,12 +17,13 @@ pub fn kernel_config(problem: &Problem, config: &Config) -> Result<MultiplySpec>
 pub(super) fn kernel_of(problem: &Problem, config: &Config) -> Result<MultiplySpec, String> {
     let kernel = asked_kernel(problem, config)?;
     kernel.check().map_err(|error| error.to_string())?;
+    problem.groups().iter().try_for_each(|shape| kernel.check_depth(shape.k))?;
     Ok(kernel)
 }
 
 /// The same, which may not be one that there is.
 pub(super) fn asked_kernel(problem: &Problem, config: &Config) -> Result<MultiplySpec, String> {
-    let [tokens, columns, units, stages] = sizes(super::NAME, config)?;
+    let [tokens, columns, units, stages] = sizes(super::NAME, config, &SETTINGS)?;
     let (function, output) = ending(problem, config.strategy);
     let kernel = MultiplySpec {
         products: Products::of(problem, config.strategy),
@@ -29,6 +34,7 @@ pub(super) fn asked_kernel(problem: &Problem, config: &Config) -> Result<Multipl
         stages,
         epilogue: config.epilogue,
         schedule: config.schedule,
+        under: UNDER.value(&config.own),
         element: Tokens::of_problem(problem),
         function,
         output,

@@ -1,6 +1,6 @@
 //! The products of a layer of experts: which kernels, and what they are to launches.
 
-use op::{Config, Strategy};
+use op::{Config, Own, Strategy};
 use ptx::Target;
 
 use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
@@ -9,16 +9,18 @@ use crate::families::experts;
 use crate::launch::{Argument, KernelSpec};
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
-use crate::products::{ExpertKernel, ProductOperands, ProductShape};
+use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER};
 
 /// Tokens of tiles. The most keep the tensor cores busy, and more experts' rows fall between the widths of wider ones.
-pub const TILES: [u32; 9] = [8, 16, 24, 32, 48, 64, 96, 128, 160];
+pub const TILES: [u32; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 144, 160];
 /// The same with tokens that were rounded to e4m3: it takes the widest to keep tensor cores busy at twice the rate.
 pub const FP8_TILES: [u32; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256];
 /// Blocks of rows of a tile, units of a stage, and blocks on a multiprocessor.
 const BLOCKS: [u32; 4] = [1, 2, 3, 4];
 const UNITS: [u32; 3] = [4, 2, 1];
 const RESIDENT: [u32; 2] = [1, 2];
+/// Units under which a tile is stored, if it is, at most: more of them take no less time, but longer to assemble.
+const MOST_UNDER: u32 = 8;
 /// Stages of a pipeline, at most; and at least, of four units and of fewer: with less, they wait for each other.
 const MOST_STAGES: u32 = 16;
 const LEAST_STAGES: [u32; 2] = [4, 3];
@@ -26,7 +28,7 @@ const LEAST_STAGES: [u32; 2] = [4, 3];
 /// The kernel that a configuration means for a product.
 pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, String> {
     experts::check(shape, config, &[Strategy::Interleaved])?;
-    let [tokens, columns, units, stages] = sizes(super::NAME, config)?;
+    let [tokens, columns, units, stages] = sizes(super::NAME, config, &[UNDER])?;
     let spec = MultiplySpec {
         products: if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single },
         ping_pong: false,
@@ -36,6 +38,7 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         stages,
         epilogue: config.epilogue,
         schedule: config.schedule,
+        under: UNDER.value(&config.own),
         element: Tokens::of_product(shape),
         function: Function::of(shape.gate),
         output: shape.output,
@@ -44,6 +47,7 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         experts: Some(Experts::of(shape)),
     };
     spec.check().map_err(|error| error.to_string())?;
+    spec.check_depth(shape.k as usize)?;
     match shape.invariant && spec.shares_k() {
         true => Err("two warpgroups would share k, and bits may not depend on the batch; make tiles wider".to_owned()),
         false => Ok(spec),
@@ -51,11 +55,13 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
 }
 
 /// Configurations worth trying for a product with tiles of so many tokens, each with as many stages as there is room
-/// for: alone on a multiprocessor, and beside another block.
+/// for: alone on a multiprocessor, and beside another block; with tiles that are stored before the next begins, and
+/// under its products.
 pub fn configs(shape: &ProductShape, tile: u32) -> Vec<Config> {
     let width = if shape.gate.matrices() == 2 { 32 } else { 64 };
-    let deepest = |blocks: u32, units: u32, resident: u32| {
-        let with = |stages| experts::config(shape, [tile, width * blocks], units * UNIT, stages);
+    let deepest = |blocks: u32, units: u32, resident: u32, under: u32| {
+        let own = Own::of([(UNDER, under)]);
+        let with = |stages| Config { own, ..experts::config(shape, [tile, width * blocks], units * UNIT, stages) };
         let fits = |config: &Config| kernel(shape, config).is_ok_and(|spec| spec.resident() == resident);
         let least = if units == 4 { LEAST_STAGES[0] } else { LEAST_STAGES[1] };
         (least..=MOST_STAGES).rev().map(with).find(fits)
@@ -64,9 +70,15 @@ pub fn configs(shape: &ProductShape, tile: u32) -> Vec<Config> {
     let crowded = |units, resident| units == 4 && resident == 2 && Tokens::of_product(shape).parts() > 1;
     let sizes = BLOCKS.into_iter().flat_map(|blocks| UNITS.map(|units| (blocks, units)));
     let all = sizes.flat_map(|(blocks, units)| RESIDENT.map(|resident| (blocks, units, resident)));
-    all.filter(|(_, units, resident)| !crowded(*units, *resident))
-        .filter_map(|(blocks, units, resident)| deepest(blocks, units, resident))
-        .collect()
+    let all = all.filter(|(_, units, resident)| !crowded(*units, *resident));
+    all.flat_map(|(blocks, units, resident)| {
+        // Whole stages, but not the last one.
+        let before_last = (shape.k.div_ceil(UNIT) - 1) / units * units;
+        let under = (MOST_UNDER / units * units).min(before_last);
+        let ways = if under > 0 { vec![0, under] } else { vec![0] };
+        ways.into_iter().filter_map(move |under| deepest(blocks, units, resident, under))
+    })
+    .collect()
 }
 
 impl ExpertKernel for MultiplySpec {

@@ -12,7 +12,7 @@ mod multiply;
 
 use std::sync::Arc;
 
-use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result};
+use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result, Setting};
 use ptx::Target;
 
 use super::choice::{Tokens, steps};
@@ -55,6 +55,10 @@ impl Family for Sm90 {
 
     fn multiplies_fp8(&self) -> bool {
         true
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        &choice::SETTINGS
     }
 
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {

@@ -43,6 +43,12 @@ const JOIN_BLOCKS_TOKEN: f64 = 6.0;
 const CHANGE_STAGE: f64 = 30.0;
 const CHANGE_MATRIX: f64 = 400.0;
 const CHANGE_TILE: f64 = 900.0;
+/// The same where the tile before is stored under the next one's products; per token.
+const CHANGE_OVERLAPPED: f64 = 1500.0;
+const CHANGE_OVERLAPPED_TOKEN: f64 = 3.0;
+/// What it takes longer than without where no other tile of the group has the same weights: layers with as few rows per
+/// expert were 1 to 4 % slower.
+const CHANGE_ONLY: f64 = 300.0;
 
 /// Cycles per token in which 64 weight rows and 16 of K are multiplied: one half, and what the tensor cores idle.
 const MULTIPLY_TOKEN: f64 = 0.507;
@@ -244,8 +250,9 @@ fn check_rows(shape: &Shape, config: &Config, kernel: &kernel::MultiplySpec) -> 
     Ok(())
 }
 
-/// Cycles of a tile with so many tokens of a group, so many such tiles sharing a multiprocessor.
-fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, together: u32) -> f64 {
+/// Cycles of a tile with so many tokens of a group, so many such tiles sharing a multiprocessor, and of that one's
+/// columns perhaps the only one.
+fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, (together, only): (u32, bool)) -> f64 {
     let widths = kernel.widths();
     let width = widths.iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
     let width = f64::from(width);
@@ -276,6 +283,8 @@ fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, together: u
         units * (unit + CHANGE_STAGE / f64::from(kernel.units)) + f64::from(kernel.passes() - 1) * CHANGE_MATRIX;
     let overhead = match (kernel.ping_pong, kernel.schedule) {
         (true, _) => 0.0,
+        (false, _) if kernel.under > 0 && only => CHANGE_TILE + CHANGE_ONLY + finish_cycles(kernel, width),
+        (false, _) if kernel.under > 0 => CHANGE_OVERLAPPED + width * CHANGE_OVERLAPPED_TOKEN,
         (false, Schedule::Persistent) => CHANGE_TILE + finish_cycles(kernel, width),
         (false, _) => FILL + finish_cycles(kernel, width),
     };
@@ -336,7 +345,7 @@ fn busiest(problem: &Problem, kernel: &kernel::MultiplySpec, facts: &Facts) -> f
     for shape in groups() {
         let ((token_tiles, tokens), columns) = cut(shape);
         let last = shape.m as u32 - (token_tiles - 1) * tokens;
-        let cycles = |tokens| tile_cycles(kernel, tokens, shape.k, together);
+        let cycles = |tokens| tile_cycles(kernel, tokens, shape.k, (together, token_tiles == 1));
         tiles.push((cycles(tokens.min(shape.m as u32)), (token_tiles as usize - 1) * columns));
         tiles.push((cycles(last), columns));
     }

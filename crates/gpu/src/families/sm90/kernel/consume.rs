@@ -49,38 +49,64 @@ pub(super) struct Consumer {
 }
 
 /// Where the main loop is.
-struct Walk {
+pub(super) struct Walk {
     /// A stage that has been read but not yet released, or 0.
     pending: Reg<U32>,
-    here: Spot,
+    pub here: Spot,
     /// The stage after this one. It is found early, while multiplications are under way.
-    next: Spot,
+    pub next: Spot,
     turn: Turn,
+}
+
+impl Walk {
+    pub fn new(k: &mut Builder, turn: Turn) -> Self {
+        Walk { pending: k.variable(0), here: Spot::new(k), next: Spot::new(k), turn }
+    }
+
+    pub fn turn(&self) -> &Turn {
+        &self.turn
+    }
+
+    /// Finds the stage whose turn it is.
+    pub fn find(&self, k: &mut Builder, parts: &Parts) {
+        parts.pipe.find(k, &self.turn, &self.here);
+    }
 }
 
 /// What is multiplied: a unit of the stage, for one pass, into the sums of so many tokens.
 #[derive(Clone, Copy)]
-struct Unit {
-    pass: usize,
-    width: u32,
+pub(super) struct Unit {
+    pub pass: usize,
+    pub width: u32,
     /// Place in the stage.
-    place: u32,
+    pub place: u32,
     /// Whether the stage is the last one.
-    last: bool,
+    pub last: bool,
+    /// Whether its first product replaces the sums: it is a tile's first, and no stage of the tile is behind it.
+    pub replaces: bool,
 }
 
 /// What comes after a unit.
 #[derive(Clone, Copy)]
-enum Ahead {
+pub(super) enum Ahead {
     /// The next unit of the same stage; if there is a predicate, where it holds.
     Unit(Option<Pred>),
     /// The first unit of the next stage.
     Stage,
+    /// The next unit of the same stage where the first predicate holds, and else the next tile's first stage, where the
+    /// second one does.
+    Tile(Option<Pred>, Pred),
     Nothing,
 }
 
+/// What is done after each multiplication of a unit, while it is under way.
+pub(super) type Beside<'a> = &'a mut dyn FnMut(&mut Builder);
+
 pub(super) fn consume(k: &mut Builder, parts: &Parts, thread: Reg<U32>, warp: Reg<U32>) {
     let consumer = Consumer::new(k, parts, thread, warp);
+    if let (Some(ring), true) = (&parts.tiles, parts.config.under > 0) {
+        return consumer.overlap(k, parts, ring);
+    }
     let turn = parts.pipe.start(k);
     parts.work.each_consumed(k, parts.tiles.as_ref(), |k, tile, round| {
         let stages = k.mul(tile.share.stages, parts.config.passes());
@@ -159,12 +185,12 @@ impl Consumer {
         k.phase("combine", |k| parts.combine.combine(k, self));
         k.phase("finish", |k| {
             let gates = early.unwrap_or_else(|| parts.epilogue.gates(k, parts, self, tile));
-            parts.epilogue.finish(k, self, tile, &gates);
+            parts.epilogue.finish(k, self, tile, gates);
         });
     }
 
     /// The main loop for the least width that covers the tile's tokens.
-    fn choose_width(&self, k: &mut Builder, widths: &[u32], tile: &Tile, body: &mut dyn FnMut(&mut Builder, u32)) {
+    pub fn choose_width(&self, k: &mut Builder, widths: &[u32], tile: &Tile, body: &mut dyn FnMut(&mut Builder, u32)) {
         match widths {
             [] => {}
             [only] => body(k, *only),
@@ -184,7 +210,7 @@ impl Consumer {
     /// Which stages of a share are this warpgroup's: with two along k each has the stages of one parity, so that it
     /// waits for every round of them. Leaves the first one in `turn`, and says how many there are, and how many units
     /// the last one holds.
-    fn own_stages(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share) -> [Reg<U32>; 2] {
+    pub fn own_stages(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share) -> [Reg<U32>; 2] {
         let units = self.config.units;
         let full = k.mul(share.stages, units);
         let missing = k.sub(full, share.units);
@@ -224,31 +250,32 @@ impl Consumer {
     fn main_loop(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share, pass: usize, width: u32) {
         let own = parts.pipe.fork(k, turn);
         let [stages, last_units] = self.own_stages(k, parts, &own, share);
-        let walk = Walk { pending: k.variable(0), here: Spot::new(k), next: Spot::new(k), turn: own };
+        let walk = Walk::new(k, own);
         let (multiplied, end) = (k.label(), k.label());
         // A short k may leave nothing for the second block or the second warpgroup.
         if self.config.division().along_k > 1 || self.config.schedule == Schedule::SplitK {
             let nothing = k.eq(stages, 0);
             k.branch_if(nothing, end);
         }
-        parts.pipe.find(k, &walk.turn, &walk.here);
+        walk.find(k, parts);
         self.enter(k, parts, &walk, &walk.here);
         self.begin(k);
         let units = self.config.units;
-        let unit = |place, last| Unit { pass, width, place, last };
+        let unit = |place, last| Unit { pass, width, place, last, replaces: false };
+        let beside: Beside<'_> = &mut |_| {};
         let before_last = k.sub(stages, 1);
         k.repeat(before_last, |k, _| {
             for place in 0..units {
                 let ahead = if place + 1 < units { Ahead::Unit(None) } else { Ahead::Stage };
-                self.unit(k, parts, &walk, unit(place, false), ahead);
+                self.unit(k, parts, &walk, unit(place, false), ahead, beside);
             }
         });
         for place in 0..units - 1 {
             let more = k.gt(last_units, place + 1);
-            self.unit(k, parts, &walk, unit(place, true), Ahead::Unit(Some(more)));
+            self.unit(k, parts, &walk, unit(place, true), Ahead::Unit(Some(more)), beside);
             k.branch_unless(more, multiplied);
         }
-        self.unit(k, parts, &walk, unit(units - 1, true), Ahead::Nothing);
+        self.unit(k, parts, &walk, unit(units - 1, true), Ahead::Nothing, beside);
         k.place(multiplied);
         k.wgmma_wait(0);
         if self.more_follows() {
@@ -261,13 +288,13 @@ impl Consumer {
     }
 
     /// Waits for the stage whose turn it is, and reads the words of its first unit.
-    fn enter(&self, k: &mut Builder, parts: &Parts, walk: &Walk, spot: &Spot) {
+    pub fn enter(&self, k: &mut Builder, parts: &Parts, walk: &Walk, spot: &Spot) {
         k.phase("wait", |k| parts.pipe.wait_full(k, spot, &walk.turn));
         self.load(k, parts, spot, 0);
     }
 
     /// Makes the fragments that a unit expects to be ready: two, or with the coarse way the first set.
-    fn begin(&self, k: &mut Builder) {
+    pub fn begin(&self, k: &mut Builder) {
         let ready = if self.config.fragment_sets() == 1 { &[0, 1] } else { self.all_slices() };
         self.dequantise(k, 0, ready);
     }
@@ -278,37 +305,48 @@ impl Consumer {
     }
 
     /// Multiplies one unit, while what comes after it is made ready.
-    fn unit(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+    pub fn unit(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead, beside: Beside<'_>) {
         match ahead {
             Ahead::Stage if self.alone() => {
-                self.unit_fine(k, parts, walk, unit, Ahead::Nothing);
+                self.unit_fine(k, parts, walk, unit, Ahead::Nothing, beside);
                 k.wgmma_wait(0);
                 k.phase("release", |k| parts.pipe.release(k, &walk.here));
                 self.follow(k, parts, walk, &walk.here);
                 self.begin(k);
             }
-            _ if self.config.fragment_sets() == 1 => self.unit_fine(k, parts, walk, unit, ahead),
+            _ if self.config.fragment_sets() == 1 => self.unit_fine(k, parts, walk, unit, ahead, beside),
             _ => self.unit_coarse(k, parts, walk, unit, ahead),
         }
     }
 
     /// Fragments 0 and 1 are ready; 2 and 3, and then the next unit's 0 and 1, are made while the tensor cores are
     /// busy.
-    fn unit_fine(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+    fn unit_fine(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead, beside: Beside<'_>) {
+        // Before a tile's first two products nothing is in flight.
+        let wait = |k: &mut Builder| {
+            if !unit.replaces {
+                k.wgmma_wait(2)
+            }
+        };
         self.multiply(k, 0, &[0], walk, unit);
-        self.refill(k, 2);
+        beside(k);
+        wait(k);
+        self.dequantise(k, 0, &[2]);
         self.multiply(k, 0, &[1], walk, unit);
-        k.wgmma_wait(2);
+        beside(k);
+        wait(k);
         // No group of the stage before is in flight any more.
         self.release_pending(k, parts, walk, unit);
         self.look_ahead(k, parts, walk, unit, ahead);
         self.dequantise(k, 0, &[3]);
         let more = !matches!(ahead, Ahead::Nothing);
         self.multiply(k, 0, &[2], walk, unit);
+        beside(k);
         if more {
             self.refill(k, 0);
         }
         self.multiply(k, 0, &[3], walk, unit);
+        beside(k);
         if more {
             self.refill(k, 1);
         }
@@ -344,8 +382,13 @@ impl Consumer {
             Ahead::Nothing => {}
             Ahead::Unit(None) => self.load(k, parts, &walk.here, unit.place + 1),
             Ahead::Unit(Some(more)) => k.if_(more, |k| self.load(k, parts, &walk.here, unit.place + 1)),
-            Ahead::Stage => {
-                self.follow(k, parts, walk, &walk.next);
+            Ahead::Stage => self.follow(k, parts, walk, &walk.next),
+            Ahead::Tile(unit_follows, tile_follows) => {
+                let next_tile = |k: &mut Builder| k.if_(tile_follows, |k| self.follow(k, parts, walk, &walk.next));
+                match unit_follows {
+                    None => next_tile(k),
+                    Some(more) => k.if_else(more, |k| self.load(k, parts, &walk.here, unit.place + 1), next_tile),
+                }
             }
         }
     }
@@ -367,10 +410,14 @@ impl Consumer {
 
     /// Once a stage's first unit is under way: releases the stage before, if there was one.
     fn release_pending(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit) {
-        if unit.place > 0 || self.alone() || (unit.last && !self.more_follows()) {
+        if unit.place > 0 || unit.replaces || self.alone() || (unit.last && !self.more_follows()) {
             return;
         }
-        k.phase("release", |k| parts.pipe.release_noted(k, walk.pending));
+        k.phase("release", |k| match self.config.under {
+            0 => parts.pipe.release_noted(k, walk.pending),
+            // The tile has a stage behind it.
+            _ => parts.pipe.release_last(k, walk.pending),
+        });
     }
 
     /// Reads this thread's words and scales of a unit.
@@ -416,10 +463,12 @@ impl Consumer {
                 })
                 .collect();
             k.wgmma_fence();
-            for (slice, tokens) in operands {
+            for (place, (slice, tokens)) in operands.into_iter().enumerate() {
+                let first = unit.replaces && slice == 0 && place == 0;
+                let accumulate = if first { Accumulate::Replace } else { Accumulate::Add };
                 for (block, fragments) in self.blocks.iter().enumerate() {
                     let sums = &self.sums[unit.pass * self.blocks.len() + block][..unit.width as usize / 2];
-                    k.wgmma(sums, fragments.operand(set, slice), tokens, Accumulate::Add);
+                    k.wgmma(sums, fragments.operand(set, slice), tokens, accumulate);
                 }
             }
             k.wgmma_commit();

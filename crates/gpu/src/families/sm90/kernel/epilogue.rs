@@ -4,11 +4,13 @@
 //! next columns. *Direct* stores write each element from where it is. *Staged* ones turn the warpgroup's values around
 //! in shared memory, by `stmatrix` where they have 16 bits, so that threads can write sixteen bytes of a row of C each.
 
-use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Reg, Shared, SharedRegion, SpecialRegister, U32};
+use std::ops::Range;
+
+use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, Shared, SharedRegion, SpecialRegister, U32, U64};
 
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
-use super::work::Tile;
+use super::work::{Placed, Tile};
 use super::{MultiplySpec, Parts, Products, Tokens};
 use crate::phases::gates::{Gates, RowTerms};
 use crate::phases::store::{element_address, store_element};
@@ -101,7 +103,7 @@ impl Finish {
     }
 
     /// Finishes a tile. Of warpgroups that share k, the first does it.
-    pub fn finish(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &TileGates) {
+    pub fn finish(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: TileGates) {
         if self.config.division().along_k > 1 {
             let finishes = k.eq(consumer.along_k, 0);
             k.if_(finishes, |k| self.finish_own(k, consumer, tile, gates));
@@ -110,24 +112,69 @@ impl Finish {
         }
     }
 
-    fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &TileGates) {
+    fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: TileGates) {
         if self.config.element == Tokens::E4m3 {
             // What rows were divided by comes from the kernel before this one, too, and has not been waited for here.
             k.grid_dependency_wait();
         }
-        let rows = self.rows(k, tile);
-        let column = self.column(k, consumer, tile);
+        let outgoing = self.outgoing(k, consumer, *tile, gates, &consumer.sums);
         match self.staging {
-            None => self.store_direct(k, consumer, tile, &rows, gates, column),
+            None => {
+                let lane = outgoing.lane(k);
+                for group in 0..outgoing.groups() {
+                    outgoing.if_any(k, 8 * group as u32, |k| {
+                        (0..2).for_each(|neighbour| outgoing.store_row(k, &lane, group, neighbour));
+                    });
+                }
+            }
             Some(staging) => {
-                let base = k.shared_address(staging);
-                let base = k.mul_add(consumer.warpgroup, self.staging_bytes(), base);
+                let base = self.staging_base(k, consumer, staging);
                 self.meet_before_staging(k, consumer);
-                k.phase("stage", |k| self.stage(k, consumer, tile, &rows, gates, base));
+                k.phase("stage", |k| {
+                    let at = outgoing.staging_place(k, base);
+                    for strip in 0..outgoing.strips.len() {
+                        for portion in portions(outgoing.groups()) {
+                            outgoing.if_any(k, 8 * portion.start as u32, |k| outgoing.stage(k, at, strip, portion));
+                        }
+                    }
+                });
                 k.phase("meet", |k| self.meet(k, consumer));
-                k.phase("store", |k| self.store_staged(k, consumer, tile, &rows, base, column));
+                k.phase("store", |k| {
+                    let pieces = outgoing.pieces(k, base);
+                    outgoing.store_pieces(k, &pieces, self.rounds());
+                });
             }
         }
+    }
+
+    /// A tile with complete sums.
+    fn outgoing<'a>(
+        &'a self,
+        k: &mut Builder,
+        consumer: &'a Consumer,
+        tile: Tile,
+        gates: TileGates,
+        sums: &[Vec<Reg<F32>>],
+    ) -> Outgoing<'a> {
+        let rows = self.rows(k, &tile);
+        let column = self.column(k, consumer, &tile);
+        Outgoing { finish: self, consumer, tile, gates, rows, column, strips: self.strips(sums) }
+    }
+
+    /// Where a warpgroup turns values around.
+    fn staging_base(&self, k: &mut Builder, consumer: &Consumer, staging: SharedRegion) -> Reg<U32> {
+        let base = k.shared_address(staging);
+        k.mul_add(consumer.warpgroup, self.staging_bytes(), base)
+    }
+
+    /// Threads that write one row of the warpgroup's columns together, sixteen bytes each.
+    fn row_threads(&self) -> u32 {
+        self.columns() * self.element_bytes() / 16
+    }
+
+    /// The first tokens of those that the warpgroup writes at once.
+    fn rounds(&self) -> Vec<u32> {
+        (0..self.tokens()).step_by(128 / self.row_threads() as usize).collect()
     }
 
     /// The block's own tokens: all of the tile's, or in a cluster one half.
@@ -143,16 +190,17 @@ impl Finish {
     }
 
     /// The sums as columns. An interleaved block has a column's gate and up in one thread; others have 64 columns.
-    fn strips(&self, consumer: &Consumer) -> Vec<Strip> {
+    fn strips(&self, sums: &[Vec<Reg<F32>>]) -> Vec<Strip> {
         let blocks = self.config.division().blocks as usize;
         let groups = self.tokens() as usize / 8;
         let pairs = |sums: &[Reg<F32>], place: usize| -> Vec<[Reg<F32>; 2]> {
             (0..groups).map(|group| [sums[4 * group + place], sums[4 * group + place + 1]]).collect()
         };
+        let all = sums;
         let mut strips = Vec::new();
         for block in 0..blocks {
             let first = block as u32 * self.config.block_columns();
-            let (sums, later) = (&consumer.sums[block], consumer.sums.get(blocks + block));
+            let (sums, later) = (&all[block], all.get(blocks + block));
             match self.config.products {
                 Products::Interleaved => {
                     strips.push(Strip { column: first, gate: pairs(sums, 0), up: pairs(sums, 2) });
@@ -187,67 +235,7 @@ impl Finish {
             let up = (!strip.up.is_empty()).then(|| tile.owner.bias(k, 1, column, tile.n)).flatten();
             [tile.owner.bias(k, 0, column, tile.n), up]
         };
-        self.strips(consumer).into_iter().map(of_strip).collect()
-    }
-
-    /// What the sums of a token of the tile are multiplied with; beyond the last token it is that one's.
-    fn row_terms(&self, k: &mut Builder, tile: &Tile, rows: &Rows, consumer: &Consumer, further: u32) -> RowTerms {
-        let rounded = self.config.element == Tokens::E4m3;
-        if !rounded && self.config.experts.is_none_or(|experts| !experts.factored) {
-            return RowTerms::default();
-        }
-        let place = k.and(consumer.lane, 3);
-        let token = k.mul_add(place, 2, further);
-        let last = k.sub(rows.count, 1);
-        let token = k.min(token, last);
-        let row = k.add(rows.first, token);
-        RowTerms { scale: tile.owner.row_scale(k, row), factor: tile.owner.row_factor(k, row) }
-    }
-
-    /// `body` unless all of these tokens are beyond the tile's.
-    fn if_any(&self, k: &mut Builder, first: u32, rows: &Rows, body: impl FnOnce(&mut Builder)) {
-        let any = k.gt(rows.count, first);
-        k.if_(any, body);
-    }
-
-    /// Element by element: the eight quads of a warp are neighbours in a row of C.
-    fn store_direct(
-        &self,
-        k: &mut Builder,
-        consumer: &Consumer,
-        tile: &Tile,
-        rows: &Rows,
-        gates: &TileGates,
-        column: Reg<U32>,
-    ) {
-        let out = tile.owner.out(k);
-        let (quad, place) = (k.shr(consumer.lane, 2), k.and(consumer.lane, 3));
-        let column = k.add(column, quad);
-        let column = k.mul_add(consumer.quarter, 8, column);
-        let own = k.shl(place, 1);
-        let token = k.add(rows.first, own);
-        for (index, strip) in self.strips(consumer).into_iter().enumerate() {
-            let column = k.add(column, strip.column);
-            let start = element_address(k, out, [token, tile.n, column], self.element_bytes());
-            let inside = k.lt(column, tile.n);
-            k.if_(inside, |k| {
-                for (group, gate) in strip.gate.iter().enumerate() {
-                    let first = 8 * group as u32;
-                    self.if_any(k, first, rows, |k| {
-                        for neighbour in 0..2 {
-                            let up = strip.up.get(group).map(|up| up[neighbour]);
-                            let further = first + neighbour as u32;
-                            let this = k.add(own, further);
-                            let row = self.row_terms(k, tile, rows, consumer, further);
-                            let value = gates.apply(k, (gate[neighbour], up), index, row);
-                            let exists = k.lt(this, rows.count);
-                            let at = k.mul_wide_add(tile.n, further * self.element_bytes(), start);
-                            store_element(k, self.config.output, Some(exists), Addr::<Global>::of(at), value);
-                        }
-                    });
-                }
-            });
-        }
+        self.strips(&consumer.sums).into_iter().map(of_strip).collect()
     }
 
     /// Nobody may still read what lies where values are about to be written: stages, others' sums, or the tile before.
@@ -264,46 +252,159 @@ impl Finish {
         let barrier = k.add(consumer.warpgroup, FIRST_CONSUMER);
         k.named_sync(barrier, 128);
     }
+}
 
-    /// Values to shared memory, a row of columns for each token.
-    fn stage(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, rows: &Rows, gates: &TileGates, base: Reg<U32>) {
-        let base = k.mul_add(consumer.quarter, 8 * self.element_bytes(), base);
-        let at = match self.config.output {
+/// The groups of a tile in portions of 4, 2 or 1: what one instruction takes.
+fn portions(groups: usize) -> Vec<Range<usize>> {
+    let (mut portions, mut first) = (Vec::new(), 0);
+    while first < groups {
+        let count = [4, 2, 1].into_iter().find(|count| first + count <= groups).unwrap_or(1);
+        portions.push(first..first + count);
+        first += count;
+    }
+    portions
+}
+
+/// A tile on its way from complete sums to C. Its values are in strips, of a column each, and those in groups of eight
+/// tokens.
+struct Outgoing<'a> {
+    finish: &'a Finish,
+    consumer: &'a Consumer,
+    tile: Tile,
+    gates: TileGates,
+    rows: Rows,
+    /// The warpgroup's first column.
+    column: Reg<U32>,
+    strips: Vec<Strip>,
+}
+
+/// Where a thread's values go, if it stores them one by one.
+struct Lane {
+    /// The next row's element in the first strip.
+    at: Reg<U64>,
+    /// Of each strip the tokens from the thread's first on; none where C has no such column.
+    left: Vec<Reg<U32>>,
+}
+
+/// What a thread copies from where values were turned around.
+struct Pieces {
+    /// Its token among those that are copied together.
+    token: Reg<U32>,
+    from: Reg<U32>,
+    start: Reg<U64>,
+    /// Whether C has such columns.
+    inside: Pred,
+}
+
+impl Outgoing<'_> {
+    fn config(&self) -> &MultiplySpec {
+        &self.finish.config
+    }
+
+    /// Groups of eight tokens.
+    fn groups(&self) -> usize {
+        self.finish.tokens() as usize / 8
+    }
+
+    /// What the sums of a token of the tile are multiplied with; beyond the last token it is that one's.
+    fn row_terms(&self, k: &mut Builder, further: u32) -> RowTerms {
+        if !self.has_row_terms() {
+            return RowTerms::default();
+        }
+        let place = k.and(self.consumer.lane, 3);
+        let token = k.mul_add(place, 2, further);
+        let last = k.sub(self.rows.count, 1);
+        let token = k.min(token, last);
+        let row = k.add(self.rows.first, token);
+        RowTerms { scale: self.tile.owner.row_scale(k, row), factor: self.tile.owner.row_factor(k, row) }
+    }
+
+    /// `body` unless all of these tokens are beyond the tile's.
+    fn if_any(&self, k: &mut Builder, first: u32, body: impl FnOnce(&mut Builder)) {
+        let any = k.gt(self.rows.count, first);
+        k.if_(any, body);
+    }
+
+    /// Where the thread's own values go. The eight quads of a warp are neighbours in a row of C.
+    fn lane(&self, k: &mut Builder) -> Lane {
+        let out = self.tile.owner.out(k);
+        let (quad, place) = (k.shr(self.consumer.lane, 2), k.and(self.consumer.lane, 3));
+        let column = k.add(self.column, quad);
+        let column = k.mul_add(self.consumer.quarter, 8, column);
+        let own = k.shl(place, 1);
+        let token = k.add(self.rows.first, own);
+        let start = element_address(k, out, [token, self.tile.n, column], self.finish.element_bytes());
+        let left = self.strips.iter().map(|strip| {
+            let column = k.add(column, strip.column);
+            let inside = k.lt(column, self.tile.n);
+            let tokens = k.select(inside, self.rows.count, 0);
+            let tokens = k.max(tokens, own);
+            k.sub(tokens, own)
+        });
+        Lane { left: left.collect(), at: k.variable(start) }
+    }
+
+    /// The thread's row of a group, of its two, element by element: one of each strip. Rows are stored in their order.
+    fn store_row(&self, k: &mut Builder, lane: &Lane, group: usize, neighbour: usize) {
+        let further = (8 * group + neighbour) as u32;
+        let row = self.row_terms(k, further);
+        for (index, (strip, &left)) in self.strips.iter().zip(&lane.left).enumerate() {
+            let up = strip.up.get(group).map(|up| up[neighbour]);
+            let value = self.gates.apply(k, (strip.gate[group][neighbour], up), index, row);
+            let exists = k.gt(left, further);
+            let at = Addr::<Global>::of(lane.at).plus((strip.column * self.finish.element_bytes()).cast_signed());
+            store_element(k, self.config().output, Some(exists), at, value);
+        }
+        let rows = if neighbour == 0 { 1 } else { 7 };
+        let next = k.mul_wide_add(self.tile.n, rows * self.finish.element_bytes(), lane.at);
+        k.set(lane.at, next);
+    }
+
+    /// Whether sums are multiplied with something of their row, which is read where there is such a row.
+    fn has_row_terms(&self) -> bool {
+        self.config().element == Tokens::E4m3 || self.config().experts.is_some_and(|experts| experts.factored)
+    }
+
+    /// `body`, and where it would read what is not there, only if there are such tokens.
+    fn unless_missing(&self, k: &mut Builder, first: u32, body: impl FnOnce(&mut Builder)) {
+        if self.has_row_terms() { self.if_any(k, first, body) } else { body(k) }
+    }
+
+    /// Where the thread's values of the first strip are turned around.
+    fn staging_place(&self, k: &mut Builder, base: Reg<U32>) -> Reg<U32> {
+        let base = k.mul_add(self.consumer.quarter, 8 * self.finish.element_bytes(), base);
+        match self.config().output {
             Output::F32 => {
-                let (quad, place) = (k.shr(consumer.lane, 2), k.and(consumer.lane, 3));
-                let at = k.mul_add(place, 2 * self.pitch(), base);
+                let (quad, place) = (k.shr(self.consumer.lane, 2), k.and(self.consumer.lane, 3));
+                let at = k.mul_add(place, 2 * self.finish.pitch(), base);
                 k.mul_add(quad, 4, at)
             }
             // Lane l gives the address of row l % 8 of the l/8-th matrix.
-            Output::F16 | Output::BF16 => k.mul_add(consumer.lane, self.pitch(), base),
-        };
-        for (index, strip) in self.strips(consumer).into_iter().enumerate() {
-            let at = Addr::<Shared>::of(at).plus((strip.column * self.element_bytes()).cast_signed());
-            let mut group = 0;
-            while group < strip.gate.len() {
-                let count = [4, 2, 1].into_iter().find(|count| group + count <= strip.gate.len()).unwrap_or(1);
-                let first = 8 * group as u32;
-                let at = at.plus((first * self.pitch()).cast_signed());
-                self.if_any(k, first, rows, |k| {
-                    let values: Vec<[Reg<F32>; 2]> = (group..group + count)
-                        .map(|group| {
-                            let up = strip.up.get(group);
-                            [0, 1].map(|i| {
-                                let row = self.row_terms(k, tile, rows, consumer, (8 * group + i) as u32);
-                                gates.apply(k, (strip.gate[group][i], up.map(|up| up[i])), index, row)
-                            })
-                        })
-                        .collect();
-                    self.stage_group(k, at, &values);
-                });
-                group += count;
-            }
+            Output::F16 | Output::BF16 => k.mul_add(self.consumer.lane, self.finish.pitch(), base),
         }
+    }
+
+    /// Some groups of a strip to shared memory, a row of columns for each token.
+    fn stage(&self, k: &mut Builder, at: Reg<U32>, index: usize, groups: Range<usize>) {
+        let strip = &self.strips[index];
+        let at = Addr::<Shared>::of(at).plus((strip.column * self.finish.element_bytes()).cast_signed());
+        let first = 8 * groups.start as u32;
+        let at = at.plus((first * self.finish.pitch()).cast_signed());
+        let values: Vec<[Reg<F32>; 2]> = groups
+            .map(|group| {
+                let up = strip.up.get(group);
+                [0, 1].map(|i| {
+                    let row = self.row_terms(k, (8 * group + i) as u32);
+                    self.gates.apply(k, (strip.gate[group][i], up.map(|up| up[i])), index, row)
+                })
+            })
+            .collect();
+        self.stage_group(k, at, &values);
     }
 
     /// Eight tokens for each pair, to where the lane's part of the first pair goes.
     fn stage_group(&self, k: &mut Builder, at: Addr<Shared>, values: &[[Reg<F32>; 2]]) {
-        match self.config.output {
+        match self.config().output {
             Output::F16 => {
                 let pairs: Vec<Reg<F16x2>> = values.iter().map(|&[low, high]| k.convert_pair(low, high)).collect();
                 k.store_matrix(at, &pairs, true);
@@ -316,45 +417,88 @@ impl Finish {
                 for (group, pair) in values.iter().enumerate() {
                     for (neighbour, &value) in pair.iter().enumerate() {
                         let row = (8 * group + neighbour) as u32;
-                        k.store(at.plus((row * self.pitch()).cast_signed()), value);
+                        k.store(at.plus((row * self.finish.pitch()).cast_signed()), value);
                     }
                 }
             }
         }
     }
 
-    /// Sixteen bytes per thread, from rows in shared memory to rows of C.
-    fn store_staged(
-        &self,
-        k: &mut Builder,
-        consumer: &Consumer,
-        tile: &Tile,
-        rows: &Rows,
-        base: Reg<U32>,
-        column: Reg<U32>,
-    ) {
-        let out = tile.owner.out(k);
-        let pieces = self.columns() * self.element_bytes() / 16;
-        let (token, piece) = (k.div(consumer.thread, pieces), k.rem(consumer.thread, pieces));
-        let from = k.mul_add(token, self.pitch(), base);
+    /// What the thread copies of rows that were turned around.
+    fn pieces(&self, k: &mut Builder, base: Reg<U32>) -> Pieces {
+        let out = self.tile.owner.out(k);
+        let bytes = self.finish.element_bytes();
+        let pieces = self.finish.row_threads();
+        let (token, piece) = (k.div(self.consumer.thread, pieces), k.rem(self.consumer.thread, pieces));
+        let from = k.mul_add(token, self.finish.pitch(), base);
         let from = k.mul_add(piece, 16, from);
-        let column = k.mul_add(piece, 16 / self.element_bytes(), column);
-        let inside = k.lt(column, tile.n);
-        let first = k.add(rows.first, token);
-        let start = element_address(k, out, [first, tile.n, column], self.element_bytes());
-        let together = 128 / pieces;
+        let column = k.mul_add(piece, 16 / bytes, self.column);
+        let inside = k.lt(column, self.tile.n);
+        let first = k.add(self.rows.first, token);
+        let start = element_address(k, out, [first, self.tile.n, column], bytes);
+        Pieces { token, from, start, inside }
+    }
+
+    /// Sixteen bytes per thread and round, from rows in shared memory to rows of C.
+    fn store_pieces(&self, k: &mut Builder, pieces: &Pieces, rounds: Vec<u32>) {
+        let &Pieces { token, from, start, inside } = pieces;
         k.if_(inside, |k| {
-            for further in (0..self.tokens()).step_by(together as usize) {
+            for further in rounds {
                 let this = k.add(token, further);
-                let exists = k.lt(this, rows.count);
+                let exists = k.lt(this, self.rows.count);
                 k.if_(exists, |k| {
                     let values: [Reg<U32>; 4] =
-                        k.load_vector(Addr::<Shared>::of(from).plus((further * self.pitch()).cast_signed()));
-                    let at = k.mul_wide_add(tile.n, further * self.element_bytes(), start);
+                        k.load_vector(Addr::<Shared>::of(from).plus((further * self.finish.pitch()).cast_signed()));
+                    let at = k.mul_wide_add(self.tile.n, further * self.finish.element_bytes(), start);
                     k.store_vector(Addr::<Global>::of(at), values);
                 });
             }
         });
+    }
+}
+
+/// A tile that leaves for C in steps, each so short that it may stand between two multiplications of the next tile:
+/// first its factors, biases and places, then row by row what a thread holds of it.
+pub(super) struct Leaving<'a> {
+    parts: &'a Parts,
+    consumer: &'a Consumer,
+    place: Placed,
+    sums: &'a [Vec<Reg<F32>>],
+    begun: Option<(Outgoing<'a>, Lane)>,
+    /// Rows that are stored.
+    stored: usize,
+}
+
+impl<'a> Leaving<'a> {
+    /// The tile at a place, with these sums.
+    pub fn new(parts: &'a Parts, consumer: &'a Consumer, place: Placed, sums: &'a [Vec<Reg<F32>>]) -> Self {
+        Leaving { parts, consumer, place, sums, begun: None, stored: 0 }
+    }
+
+    /// Steps that it takes.
+    pub fn steps(&self) -> usize {
+        1 + self.parts.epilogue.tokens() as usize / 4
+    }
+
+    /// Takes the next step.
+    pub fn step(&mut self, k: &mut Builder) {
+        k.phase("finish", |k| match &self.begun {
+            None => self.begun = Some(self.begin(k)),
+            Some((outgoing, lane)) => {
+                let (group, neighbour) = (self.stored / 2, self.stored % 2);
+                outgoing.unless_missing(k, 8 * group as u32, |k| outgoing.store_row(k, lane, group, neighbour));
+                self.stored += 1;
+            }
+        });
+    }
+
+    fn begin(&self, k: &mut Builder) -> (Outgoing<'a>, Lane) {
+        let finish = &self.parts.epilogue;
+        let tile = self.parts.work.placed(k, self.place);
+        let gates = finish.gates(k, self.parts, self.consumer, &tile);
+        let outgoing = finish.outgoing(k, self.consumer, tile, gates, self.sums);
+        let lane = outgoing.lane(k);
+        (outgoing, lane)
     }
 }
 

@@ -15,6 +15,7 @@
 //!   bulk copy;
 //! - `fragments`: codes and scales of a chunk become a fragment of weights;
 //! - `consume`: the main loop, one warpgroup's fragments against the tokens of a stage;
+//! - `overlap`: main loops of blocks with several tiles in which the tile before is stored;
 //! - `combine`: sums of the same elements that several warpgroups or blocks hold are added up;
 //! - `epilogue`: the gate, the rounding, and the way to C.
 //!
@@ -38,6 +39,7 @@ mod combine;
 mod consume;
 mod epilogue;
 mod fragments;
+mod overlap;
 mod pipeline;
 mod produce;
 mod work;
@@ -63,7 +65,7 @@ pub const UNIT: u32 = 64;
 /// since registers do not suffice for so many main loops then.
 const WIDTH_STEP: u32 = 16;
 const WIDTH_STEP_PERSISTENT: u32 = 32;
-/// Tokens of the widest tiles of experts of which the widths are as many as registers suffice for also with the smaller
+/// Tokens of the widest tiles of experts, or of tiles that are stored under the next one's products, of which the widths are as many as registers suffice for also with the smaller
 /// step.
 const MOST_TOKENS_IN_FINE_STEPS: u32 = 160;
 /// The least such width: below it, dequantising takes as long whatever the width.
@@ -99,6 +101,8 @@ pub struct MultiplySpec {
     pub epilogue: Epilogue,
     /// Which block computes which tile.
     pub schedule: Schedule,
+    /// Units of a tile under whose products the block's tile before it is stored; 0 where it is stored before.
+    pub under: u32,
     /// What tokens are made of.
     pub element: Tokens,
     /// What becomes of gate and up.
@@ -180,15 +184,20 @@ impl MultiplySpec {
     }
 
     fn width_step(&self) -> u32 {
-        let few = self.experts.is_some() && self.tokens <= MOST_TOKENS_IN_FINE_STEPS;
+        let few = (self.experts.is_some() || self.under > 0) && self.tokens <= MOST_TOKENS_IN_FINE_STEPS;
         if self.schedule == Schedule::Persistent && !few { WIDTH_STEP_PERSISTENT } else { WIDTH_STEP }
+    }
+
+    /// The least of several widths. Main loops in which tiles are stored are long, so that there are but three.
+    fn least_width(&self) -> u32 {
+        if self.under > 0 { self.tokens.saturating_sub(2 * WIDTH_STEP).max(LEAST_WIDTH) } else { LEAST_WIDTH }
     }
 
     /// The numbers of tokens for which there is a main loop, rising; a tile takes the least that covers its tokens.
     pub fn widths(&self) -> Vec<u32> {
         let several = self.tokens > LEAST_WIDTH && self.tokens.is_multiple_of(self.width_step());
         if several && self.schedule != Schedule::SplitK {
-            (LEAST_WIDTH..=self.tokens).step_by(self.width_step() as usize).collect()
+            (self.least_width()..=self.tokens).step_by(self.width_step() as usize).collect()
         } else {
             vec![self.tokens]
         }
@@ -196,7 +205,7 @@ impl MultiplySpec {
 
     /// Tokens that one tensor copy brings for a group of `m`: as many as its largest tile multiplies.
     fn box_tokens(&self, m: u32) -> u32 {
-        if self.widths().len() > 1 { self.cut(m).1.max(LEAST_WIDTH) } else { self.tokens }
+        if self.widths().len() > 1 { self.cut(m).1.max(self.least_width()) } else { self.tokens }
     }
 
     /// Bytes of a token's part in one unit of k: a row in shared memory.
@@ -248,7 +257,8 @@ impl MultiplySpec {
         let Division { blocks, .. } = self.division();
         let set = fragments::SET_REGISTERS / if self.element == Tokens::E4m3 { 2 } else { 1 };
         let fragments = fragments::WORD_REGISTERS + set * self.fragment_sets();
-        blocks * (self.passes() * self.tokens / 2 + fragments)
+        let sets = if self.under > 0 { 2 } else { self.passes() };
+        blocks * (sets * self.tokens / 2 + fragments)
     }
 
     /// What else it holds, as far as the assembler has been seen to need: more where there are main loops for several
@@ -371,6 +381,9 @@ impl MultiplySpec {
                 "a multiple of 16 with schedule=split-k: each block finishes half",
             );
         }
+        if self.under > 0 {
+            self.check_overlap()?;
+        }
         if self.held_registers() + self.spare_registers() > self.register_budgets().1 {
             let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
             return refuse("registers of a consumer thread", self.held_registers(), wanted);
@@ -409,6 +422,37 @@ impl MultiplySpec {
             return refuse("units or stages with fp8 tokens", self.units.min(self.stages), wanted);
         }
         Ok(())
+    }
+
+    /// Whether tiles can be stored under the next one's products.
+    fn check_overlap(&self) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if !self.under.is_multiple_of(self.units) {
+            return refuse("units that a tile is stored under", self.under, "whole stages");
+        }
+        let simple = !self.ping_pong && !self.shares_k() && self.element != Tokens::E4m3;
+        if !simple || self.schedule != Schedule::Persistent {
+            let wanted = "0, or schedule=persistent without ping-pong, warpgroups that share k, or fp8 tokens";
+            return refuse("units that a tile is stored under", self.under, wanted);
+        }
+        if self.products != Products::Single || self.epilogue != Epilogue::Direct {
+            let wanted = "0, or epilogue=direct and one matrix: between products there is no time for more";
+            return refuse("units that a tile is stored under", self.under, wanted);
+        }
+        if self.stages < 2 || self.fragment_sets() > 1 {
+            let wanted = "0, or two stages, and more than 64 tokens or a depth of 64";
+            return refuse("units that a tile is stored under", self.under, wanted);
+        }
+        Ok(())
+    }
+
+    /// Whether it can compute a sum over so many: the stages under which a tile is stored are never the next one's
+    /// last.
+    pub(super) fn check_depth(&self, k: usize) -> Result<(), String> {
+        match k.div_ceil(UNIT as usize) > self.under as usize {
+            true => Ok(()),
+            false => Err(format!("under={} takes a K of more than {}, and it is {k}", self.under, self.under * UNIT)),
+        }
     }
 
     fn builder(&self) -> Builder {

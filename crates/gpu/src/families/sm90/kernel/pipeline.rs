@@ -220,6 +220,11 @@ impl Pipeline {
         self.arrive_empty(k, spot.full);
     }
 
+    /// The same for the stage that was noted.
+    pub fn release_last(&self, k: &mut Builder, pending: Reg<U32>) {
+        self.arrive_empty(k, pending);
+    }
+
     /// The same for a stage that was noted, if one was.
     pub fn release_noted(&self, k: &mut Builder, pending: Reg<U32>) {
         let noted = k.ne(pending, 0);

@@ -8,7 +8,7 @@ use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U
 
 use super::pipeline::Turn;
 use super::work::{Found, Tile};
-use super::{LEAST_WIDTH, Parts, Products, UNIT};
+use super::{Parts, Products, UNIT};
 use crate::pack::{CHUNK_BYTES, CHUNK_ROWS};
 
 /// One warp fills the stages with weights.
@@ -154,7 +154,7 @@ impl Tokens {
         }
         let width = match parts.config.widths()[..] {
             [only] => k.variable(only),
-            _ => k.max(found.most_tokens, LEAST_WIDTH),
+            _ => k.max(found.most_tokens, parts.config.least_width()),
         };
         let bytes = k.mul(width, parts.config.token_bytes() * parts.config.element.parts());
         Tokens { map, first: found.tile.first_token, bytes }

@@ -12,11 +12,11 @@
 //! search for themselves, since they are ahead of the tile that is multiplied anyway.
 
 use ptx::{
-    Addr, Barriers, Builder, F32, ParamTable, Reg, Shared, SharedRegion, SpecialRegister, TensorMapAddress,
+    Addr, Barriers, Builder, F32, ParamTable, Pred, Reg, Shared, SharedRegion, SpecialRegister, TensorMapAddress,
     TensorMapParam, U32,
 };
 
-use super::{LEAST_WIDTH, MultiplySpec, Products, Tokens, UNIT};
+use super::{MultiplySpec, Products, Tokens, UNIT};
 use crate::phases::experts::{ExpertTiles, ExpertWork};
 use crate::phases::groups::{GroupTable, Groups};
 use crate::phases::owner::Owner;
@@ -43,6 +43,7 @@ pub(super) struct Found {
 }
 
 /// A tile, as far as all who work on it need to know.
+#[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub owner: Owner,
     /// First token of the tile, from where the tensor map and C begin.
@@ -61,7 +62,7 @@ pub(super) struct Tile {
 
 /// What cannot be told of a tile without a search: whose it is, and where.
 #[derive(Clone, Copy)]
-struct Placed {
+pub(super) struct Placed {
     /// The number of its group or expert.
     owner: Reg<U32>,
     first_token: Reg<U32>,
@@ -69,7 +70,50 @@ struct Placed {
     column: Reg<U32>,
 }
 
+impl Placed {
+    /// Registers for a tile, which until they are set is one without tokens.
+    pub fn nowhere(k: &mut Builder) -> Self {
+        let [owner, first_token, tokens, column] = [0; 4].map(|zero| k.variable(zero));
+        Placed { owner, first_token, tokens, column }
+    }
+
+    pub fn set(&self, k: &mut Builder, other: &Placed) {
+        let registers = |place: &Placed| [place.owner, place.first_token, place.tokens, place.column];
+        for (to, from) in registers(self).into_iter().zip(registers(other)) {
+            k.set(to, from);
+        }
+    }
+}
+
+/// The tile after the one that a consumer multiplies.
+pub(super) struct Following<'a> {
+    ring: &'a TileRing,
+    /// Its number, and how many there are.
+    number: Reg<U32>,
+    tiles: Reg<U32>,
+    /// Counts the block's tiles that were taken.
+    taken: Reg<U32>,
+    place: Placed,
+}
+
+impl Following<'_> {
+    /// Whether there is one.
+    pub fn exists(&self, k: &mut Builder) -> Pred {
+        k.lt(self.number, self.tiles)
+    }
+
+    /// Takes it from the ring, if there is one. Once for each tile.
+    pub fn take(&self, k: &mut Builder) {
+        let exists = self.exists(k);
+        k.if_(exists, |k| {
+            let place = k.phase("search", |k| self.ring.take(k, self.taken));
+            self.place.set(k, &place);
+        });
+    }
+}
+
 /// A part of k: some stages, and the units in them. Only the last stage of all may hold fewer units than the others.
+#[derive(Clone, Copy)]
 pub(super) struct Share {
     /// First stage, if it is not the group's first.
     pub first: Option<Reg<U32>>,
@@ -111,9 +155,53 @@ impl Work {
             None => self.each_tile(k, |k, found, round| body(k, found.tile, round)),
             Some(ring) => {
                 let next = k.variable(0);
-                self.each(k, |k, _| k.phase("search", |k| ring.take(k, self, next)), body);
+                let find = |k: &mut Builder, _| {
+                    let place = ring.take(k, next);
+                    self.placed(k, place)
+                };
+                self.each(k, |k, number| k.phase("search", |k| find(k, number)), body);
             }
         }
+    }
+
+    /// The same for consumers who begin with a tile before the one before it is stored: `enter` before the first tile,
+    /// if there is one, and `body` for each with its place and what follows.
+    pub fn each_overlapping(
+        &self,
+        k: &mut Builder,
+        ring: &TileRing,
+        enter: impl FnOnce(&mut Builder),
+        body: impl FnOnce(&mut Builder, Placed, &Following<'_>),
+    ) {
+        let (block, blocks) = (k.special(SpecialRegister::CtaidX), k.special(SpecialRegister::NctaidX));
+        let tiles = match &self.groups {
+            Groups::Table(table) => table.tiles,
+            Groups::Experts(work) => work.count(k),
+        };
+        let (number, taken) = (k.variable(block), k.variable(0));
+        let [present, place] = [0; 2].map(|_| Placed::nowhere(k));
+        let begin = |k: &mut Builder| {
+            let first = k.phase("search", |k| ring.take(k, taken));
+            present.set(k, &first);
+            enter(k);
+        };
+        match self.groups {
+            // There are no more blocks than tiles.
+            Groups::Table(_) => begin(k),
+            Groups::Experts(_) => {
+                let any = k.lt(number, tiles);
+                k.if_(any, begin);
+            }
+        }
+        k.loop_while(
+            |k| k.lt(number, tiles),
+            |k| {
+                let next = k.add(number, blocks);
+                body(k, present, &Following { ring, number: next, tiles, taken, place });
+                present.set(k, &place);
+                k.set(number, next);
+            },
+        );
     }
 
     /// `body` for what is found of the number of each tile of this block, with the tile's number among the block's own:
@@ -184,6 +272,18 @@ impl Work {
         Found { tile, place, map, most_tokens: tile_tokens }
     }
 
+    /// The tile at a place.
+    pub fn placed(&self, k: &mut Builder, place: Placed) -> Tile {
+        let (owner, n, depth) = match &self.groups {
+            Groups::Table(table) => {
+                let (record, owner) = table.group(k, place.owner);
+                (owner, k.table_word(record, at::N), self.depth(k, record))
+            }
+            Groups::Experts(experts) => (Owner::Expert(experts.expert(place.owner)), experts.n, experts.depth(k)),
+        };
+        self.tile(k, owner, place, [n, depth])
+    }
+
     /// The tile at a place, with the columns and the depth of its group.
     fn tile(&self, k: &mut Builder, owner: Owner, place: Placed, [n, depth]: [Reg<U32>; 2]) -> Tile {
         let Placed { first_token, tokens, column, .. } = place;
@@ -206,8 +306,9 @@ impl Work {
         });
         let steps = k.add(share, step - 1);
         let steps = k.shr(steps, step.trailing_zeros());
-        let wide = k.max(steps, LEAST_WIDTH / step);
-        (k.mul(steps, step), k.sub(wide, LEAST_WIDTH / step))
+        let least = self.config.least_width() / step;
+        let wide = k.max(steps, least);
+        (k.mul(steps, step), k.sub(wide, least))
     }
 
     /// Finds a tile in its group. A block beyond the last tile does the work of one of the first over again, and has no
@@ -352,7 +453,7 @@ impl TileRing {
     }
 
     /// A consumer's next tile, whose number among the block's own is counted in `next`.
-    fn take(&self, k: &mut Builder, work: &Work, next: Reg<U32>) -> Tile {
+    fn take(&self, k: &mut Builder, next: Reg<U32>) -> Placed {
         let (place, parity) = self.turn(k, next);
         let following = k.add(next, 1);
         k.set(next, following);
@@ -362,15 +463,7 @@ impl TileRing {
         let [owner, first_token, tokens, column] = k.load_vector(at_place);
         let taken = self.barrier(k, self.taken, place);
         k.arrive(taken);
-        let place = Placed { owner, first_token, tokens, column };
-        let (owner, n, depth) = match &work.groups {
-            Groups::Table(table) => {
-                let (record, owner) = table.group(k, owner);
-                (owner, k.table_word(record, at::N), work.depth(k, record))
-            }
-            Groups::Experts(experts) => (Owner::Expert(experts.expert(owner)), experts.n, experts.depth(k)),
-        };
-        work.tile(k, owner, place, [n, depth])
+        Placed { owner, first_token, tokens, column }
     }
 
     /// Where a block's tile of this number stands, and the parity of its round.
