@@ -1,7 +1,11 @@
 //! Blocks of a cluster: reaching into each other's memory, and staying until nobody needs it.
 
+use std::collections::BTreeSet;
+
 use ptx::instr::{Barrier, Semantics};
 use ptx::{Addr, Cluster, CopyOptions, CtaGroup, Kernel, Reg, Scope, Shared, SpecialRegister, Target, U16, U32};
+
+use sim::{Rules, Schedule};
 
 use crate::{Bench, Kept, caught, rule, rule_of_the_letter};
 
@@ -286,29 +290,59 @@ fn a_commit_arrives_at_the_barrier_of_the_block_that_it_names() {
     });
 }
 
+/// Where a barrier is initialised and fenced, before its block arrives at the cluster's barrier, relaxed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Initialised {
+    Fenced,
+    Unfenced,
+    /// Behind the arrival: the peer may be there first.
+    TooLate,
+}
+
+/// Each block initialises a barrier, and arrives at the other's behind a relaxed barrier of the cluster.
+fn announce(when: Initialised) -> Kernel {
+    let (mut b, rank) = pair();
+    let bars = b.k.barriers("bars", 1);
+    let lead = b.k.eq(b.thread, 0);
+    if when == Initialised::TooLate {
+        b.k.cluster_arrive(Semantics::Relaxed, true);
+    }
+    b.k.if_(lead, |k| {
+        k.barrier_init(bars.at(0), 1);
+        if when != Initialised::Unfenced {
+            k.fence_barrier_init();
+        }
+    });
+    if when != Initialised::TooLate {
+        b.k.cluster_arrive(Semantics::Relaxed, true);
+    }
+    b.k.cluster_wait(true);
+    let (own, other) = (b.k.shared_address(bars.region()), b.k.xor(rank, 1));
+    let remote = b.k.map_shared(own, other);
+    b.k.when(lead, |k| k.arrive_remote(Addr::of(remote), Semantics::Ordered, Scope::Cluster));
+    b.k.if_(lead, |k| k.wait_at(bars.at(0), 0, Scope::Cluster));
+    cluster_barrier(&mut b);
+    b.finish()
+}
+
 /// The idiom of every published kernel: barriers are initialised, released by their own fence, and the cluster's
-/// barrier is arrived at relaxed.
+/// barrier is arrived at relaxed. CUTLASS initialises one of them behind the fence.
 #[test]
 fn the_fence_of_an_initialisation_releases_it_through_a_relaxed_cluster_barrier() {
-    rule("race", |kept| {
-        let (mut b, rank) = pair();
-        let bars = b.k.barriers("bars", 1);
-        let lead = b.k.eq(b.thread, 0);
-        b.k.if_(lead, |k| {
-            k.barrier_init(bars.at(0), 1);
-            if kept == Kept::Yes {
-                k.fence_barrier_init();
-            }
-        });
-        b.k.cluster_arrive(Semantics::Relaxed, true);
-        b.k.cluster_wait(true);
-        let (own, other) = (b.k.shared_address(bars.region()), b.k.xor(rank, 1));
-        let remote = b.k.map_shared(own, other);
-        b.k.when(lead, |k| k.arrive_remote(Addr::of(remote), Semantics::Ordered, Scope::Cluster));
-        b.k.if_(lead, |k| k.wait_at(bars.at(0), 0, Scope::Cluster));
-        cluster_barrier(&mut b);
-        b.finish()
+    rule_of_the_letter("race", |kept| {
+        announce(if kept == Kept::Yes { Initialised::Fenced } else { Initialised::Unfenced })
     });
+}
+
+/// What is granted is an order of execution, and here is none.
+#[test]
+fn a_barrier_that_is_initialised_behind_the_arrival_is_not_known_to_the_peer() {
+    let broken = announce(Initialised::TooLate);
+    for rules in [Rules::Practice, Rules::Letter] {
+        let faults = Schedule::several(20).into_iter().filter_map(|at| crate::run_by(rules, &broken, at).err());
+        let names: BTreeSet<&str> = faults.map(|fault| fault.kind.name()).collect();
+        assert_eq!(names, BTreeSet::from(["not a barrier", "race"]), "{rules:?}");
+    }
 }
 
 /// Each block writes a word of the other's memory, which nobody reads.
