@@ -508,6 +508,14 @@ INSTRUCTIONS = {
     "mma": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r0, %r1, %r2, %r3}, {%r4, %r5, %r6, %r7}, {%r8, %r9}, {%r0, %r1, %r2, %r3};\n",
     "tcgen05": "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 64; tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r3];\n"
                "tcgen05.mma.cta_group::1.kind::f16 [%r1], %d1, %d2, %r2, %p1; tcgen05.wait::ld.sync.aligned;\n",
+    "narrow": "{ .reg .b8 %b<4>; cvt.rn.satfinite.e2m1x2.f32 %b0, %r1, %r2; @%p1 cvt.rn.f16x2.e2m1x2 %r3, %b0; mov.b32 {%b0, %b1, %b2, %b3}, %r3; "
+              "mov.b32 %r4, {%b3, %b2, %b1, 7}; mov.b16 %h2, {%b1, %b2}; }\n"
+              "{ .reg .b8 %byte; cvt.u8.u16 %byte, %h1; cvt.rn.relu.f16x2.e2m1x2 %r3, %byte; } cvt.rp.satfinite.ue8m0x2.bf16x2 %h1, %r1; "
+              "cvt.rn.relu.satfinite.e5m2x2.f16x2 %h1, %r1; cvt.rn.bf16x2.ue8m0x2 %r1, %h1;\n",
+    "scaled": "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e2m1.e3m2.f32.ue8m0 {%r1, %r2, %r3, %r4}, "
+              "{%r5, %r6, %r7, %r0}, {%r1, %r2}, {%r1, %r2, %r3, %r4}, %r5, {3, 1}, %r6, {2, 3};\n"
+              "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32 [%r1], %d1, %d2, %r2, [%r3], [%r4], %p1;\n",
+    "told": "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1]; mbarrier.arrive_drop.shared::cta.b64 _, [%r1], 2; mbarrier.arrive.noComplete.shared.b64 %d1, [%r1], 1;\n",
     "launch_control": "{ .reg .b128 %a; mov.b128 %a, {%d1, %d2}; clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %a; }\n",
     "unknown": "tex.2d.v4.f32.f32 {%r1, %r2, %r3, %r4}, [t, {%r5, %r6}]; vadd4.u32.u32.u32 %r1, %r2, %r3, %r4; brkpt;\n",
     "scopes": "a: { .reg .b32 %r1; a: bra a; { bra.uni a; } } bra a;\n",
@@ -515,6 +523,9 @@ INSTRUCTIONS = {
 for name, body in INSTRUCTIONS.items():
     save("ptx", name, entry(REGS + body + "ret;", ".param .u64 p"))
 save("ptx", "all", entry(REGS + "".join(INSTRUCTIONS[name] for name in INSTRUCTIONS if name != "scopes") + "exit;", ".param .u64 p"))
+save("ptx", "pointers", b".version 8.0 .target sm_90 .address_size 64\n.func (.param .b32 r) f(.param .b32 a) { st.param.b32 [r], 1; ret; }\n"
+    b".global .u64 t[2] = {f, f};\n.entry k() .reqntid 32 { .reg .b64 %d; .param .b32 a; .param .b32 r; mov.u64 %d, f;\n"
+    b"p: .callprototype (.param .b32 _) _ (.param .b32 _); call (r), %d, (a), p; ret; }\n")
 save("ptx", "debug", entry(
     ".loc 1 3 5\n" + REGS + ".loc 2 43 13, function_name $s, inlined_at 1 3 5\nret;",
     ".param .align 64 .b8 m[128], .param .u64 .ptr .global .align 1 q") +

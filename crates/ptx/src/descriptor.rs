@@ -5,7 +5,7 @@
 //! for multiples of 16 everywhere.
 
 use crate::error::Error;
-use crate::instr::{DenseKind, MatrixElement};
+use crate::instr::{DenseKind, MatrixElement, NarrowFloat, ScaledKind};
 
 /// How the 16-byte pieces of shared memory are permuted, so that reading a column of them meets no bank conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -248,6 +248,60 @@ impl BlockScaledShape {
             return Err(Error::Field { what, found, wanted: "e2m1 elements, K-major, with ue4m3 scales" });
         }
         Ok(shape)
+    }
+}
+
+/// The instruction descriptor of a multiplication with block scales of any kind, both operands K-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaledShape {
+    /// Rows of D: 128, or 256 for a pair of blocks.
+    pub m: u32,
+    /// Columns of D, a multiple of 8 up to 256.
+    pub n: u32,
+    /// Types of A and B.
+    pub elements: [NarrowFloat; 2],
+    /// The first byte of A's scales, and of B's, in each cell.
+    pub scale_ids: [u32; 2],
+}
+
+impl ScaledShape {
+    /// Which type of scales, which elements, which scales, and the sides; the others are zero.
+    const FIELDS: u32 = 1 << 23 | 0b11_1111 << 7 | 3 << 4 | 3 << 29 | 63 << 17 | 31 << 24;
+    const POWERS_OF_TWO: u32 = 1 << 23;
+
+    /// The shape that these bits mean, or what is wrong with them.
+    pub fn decode(kind: ScaledKind, bits: u32) -> Result<Self, Error> {
+        let field = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if kind == ScaledKind::NvFp4 {
+            let BlockScaledShape { m, n, scale_a_id, scale_b_id } = BlockScaledShape::decode(bits)?;
+            return Ok(ScaledShape { m, n, elements: [NarrowFloat::E2m1; 2], scale_ids: [scale_a_id, scale_b_id] });
+        }
+        if bits & !Self::FIELDS != 0 || bits & Self::POWERS_OF_TWO == 0 {
+            let wanted = "ue8m0 scales of dense matrices, K-major, without signs turned";
+            return field("tcgen05 block-scaled instruction descriptor", bits, wanted);
+        }
+        let element = |code: u32| match (kind, code & 7) {
+            (ScaledKind::MxFp4, 1) => Some(NarrowFloat::E2m1),
+            (ScaledKind::MxF8f6f4, 0) => Some(NarrowFloat::E4m3),
+            (ScaledKind::MxF8f6f4, 1) => Some(NarrowFloat::E5m2),
+            _ => None,
+        };
+        let (Some(a), Some(b)) = (element(bits >> 7), element(bits >> 10)) else {
+            let wanted = "e2m1 for kind::mxf4, e4m3 or e5m2 for kind::mxf8f6f4, whose narrower types are not simulated";
+            return field("tcgen05 element types", bits >> 7 & 63, wanted);
+        };
+        let (m, n) = ((bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3);
+        if m != 128 && m != 256 {
+            return field("tcgen05 block-scaled M", m, "128, or 256 for a pair of blocks");
+        }
+        if !(8..=256).contains(&n) {
+            return field("tcgen05 block-scaled N", n, "a multiple of 8 from 8 to 256");
+        }
+        let scale_ids = [bits >> 29 & 3, bits >> 4 & 3];
+        if let Some(found) = scale_ids.into_iter().find(|id| id % kind.scales() != 0) {
+            return field("tcgen05 scale id", found, "0 to 3, of kind::mxf4 0 or 2");
+        }
+        Ok(ScaledShape { m, n, elements: [a, b], scale_ids })
     }
 }
 

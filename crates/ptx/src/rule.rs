@@ -224,6 +224,9 @@ pub enum Rule {
     /// A guard on what is several instructions to the assembler.
     #[error("a question about an answer of launch control cannot be guarded; branch around it")]
     GuardedQuestion,
+    /// A conversion to or from e2m1 with a guard.
+    #[error("a conversion to or from e2m1 cannot be guarded; branch around it")]
+    GuardedBytes,
     /// A body that does not end with an unguarded `exit`.
     #[error("the last instruction is not an unguarded exit; threads would run off the end")]
     NoExit,

@@ -51,6 +51,8 @@ pub enum Feature {
     SinglePairs,
     /// Multiplication of eight-bit floats by a warp.
     EightBitFloats,
+    /// Conversion to and from floats of four and six bits, and scales of eight.
+    NarrowFloats,
 }
 
 impl Target {
@@ -74,7 +76,9 @@ impl Target {
             Feature::Wgmma => self == Target::Sm90a,
             Feature::Tcgen05 => matches!(self, Target::Sm100a | Target::Sm100f),
             Feature::BlockScaledMma => self == Target::Sm120f,
-            Feature::LaunchControl | Feature::SinglePairs => !matches!(self, Target::Sm80 | Target::Sm90a),
+            Feature::LaunchControl | Feature::SinglePairs | Feature::NarrowFloats => {
+                !matches!(self, Target::Sm80 | Target::Sm90a)
+            }
             Feature::SetMaxRegisters
             | Feature::Clusters
             | Feature::BulkCopies

@@ -484,22 +484,6 @@ pub(crate) fn convert(to: DataType, from: DataType, rounding: Rounding, mode: Fl
     }
 }
 
-/// A float as the nearest e4m3 number, ties to even; what is beyond the largest becomes that.
-pub(crate) fn round_e4m3(value: f32) -> u8 {
-    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    if value.is_nan() {
-        return sign | 0x7f;
-    }
-    // Numbers lie 2⁻⁹ apart up to 2⁻⁶, and from there on an eighth of their power of two.
-    let size = f64::from(value.abs()).min(448.0);
-    let exponent = (size.to_bits() >> 52) as i32 - 1023;
-    let exponent = exponent.max(-6);
-    let steps = (size * 2f64.powi(3 - exponent)).round_ties_even() as i32;
-    // Sixteen steps are the next power of two, as the carry into the exponent has it.
-    let bits = (exponent + 6) * 8 + steps;
-    sign | bits.min(0x7e) as u8
-}
-
 /// An integer as the nearest one of a type.
 fn held(to: DataType, value: i128) -> u64 {
     let bits = to.bits();

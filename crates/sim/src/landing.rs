@@ -7,6 +7,7 @@ use ptx::RegId;
 use crate::barrier::Carry;
 use crate::blocks::{Block, Cluster, Core};
 use crate::error::FaultKind;
+use crate::exec::settle_signals;
 use crate::flight::{CopySource, Incoming, Job, Mma, Outgoing, Part, Pieces, TensorOp, Work};
 use crate::lanes::lanes;
 use crate::memory::SharedMemory;
@@ -22,10 +23,11 @@ impl Core<'_> {
             Work::Incoming(copy) => self.deliver(cluster, block, &copy),
             Work::ByThreads(copy) => {
                 self.place(cluster, block, block, &copy.parts)?;
-                if let Some(warp) = &mut cluster.blocks[block].warps[warp] {
-                    warp.copies.flying.retain(|(name, ..)| *name != copy.name);
-                }
-                Ok(())
+                let (index, who) = (cluster.index, (block, warp));
+                let block = &mut cluster.blocks[block];
+                let Some(warp) = &mut block.warps[warp] else { return Ok(()) };
+                warp.copies.flying.retain(|(name, ..)| *name != copy.name);
+                settle_signals(&self.program, (index, who), &mut warp.copies, &mut block.shared)
             }
             Work::Reading(copy) => {
                 let shared = &cluster.blocks[block].shared.data;
@@ -246,7 +248,7 @@ impl Core<'_> {
                     let memory = block.tensor.get_or_insert_default();
                     memory.check_operands(block.id, &mma)?;
                     memory.multiply(&mma, &a, &b);
-                    self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n) * tensor_memory::DEPTH as u64;
+                    self.profile.tensor_macs += u64::from(tensor_memory::LANES * mma.n * mma.kind.depth());
                 }
             }
             TensorOp::MultiplyDense(workers, mma, Pieces { a, b }) => {

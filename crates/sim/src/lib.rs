@@ -177,6 +177,7 @@ mod machine;
 mod memory;
 mod mma;
 pub mod mutate;
+mod narrow;
 mod profile;
 mod program;
 mod race;

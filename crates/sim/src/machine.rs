@@ -680,7 +680,9 @@ impl Core<'_> {
             let site = self.program.site(block.id, warp.index, FULL, pc.unwrap_or(0));
             return Err(FaultKind::Unfinished { work: Box::new(site) });
         }
-        let left = |warp: &Warp| (0..32).find(|&lane| warp.copies.last[lane].0 > warp.copies.awaited[lane]);
+        let left = |warp: &Warp| {
+            (0..32).find(|&lane| warp.copies.last[lane].0 > warp.copies.awaited[lane].max(warp.copies.told[lane]))
+        };
         if let Some((warp, lane)) = block.warps.iter().flatten().find_map(|warp| Some((warp, left(warp)?))) {
             let site = self.program.site(block.id, warp.index, 1 << lane, warp.copies.last[lane].1);
             return Err(FaultKind::Unfinished { work: Box::new(site) });

@@ -3,9 +3,10 @@
 //! Products are exact in f32. They are added to the accumulator one after the other by rising k, each sum rounded to
 //! nearest: see `tensor_core` for what hardware does otherwise.
 
-use ptx::instr::MatrixElement;
+use ptx::instr::{MatrixElement, NarrowFloat, Scaling};
 
 use crate::lanes::Words;
+use crate::narrow;
 use crate::tensor_core::{wide_rows, widen};
 use crate::tensor_memory::{e2m1, ue4m3};
 
@@ -200,20 +201,47 @@ fn spread_codes<const R: usize, const N: usize>(
     values
 }
 
-/// 16 × 8 × 64 with block scales. Each of the two has the registers with its scales, and which lanes of a quad give
-/// them.
+/// The scales of one side: the register that holds them, which lanes of a quad give them, and their first byte.
+pub(crate) type Scales<'w> = (&'w Words, u32, u32);
+
+/// 16 × 8 × 32 or 64 with block scales.
 pub(crate) fn multiply_scaled(
     sums: &mut Sums,
+    scaling: Scaling,
     a: [&Words; 4],
     b: [&Words; 2],
-    [(scales_a, lanes_a), (scales_b, lane_b)]: [(&Words, u32); 2],
+    [(scales_a, lanes_a, byte_a), (scales_b, lane_b, byte_b)]: [Scales<'_>; 2],
 ) {
-    let decode = |word: u32, block: usize| ue4m3((word >> (8 * block)) as u8);
-    let of_row = |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block);
-    let of_column = |column, block| decode(scales_b[4 * column + lane_b as usize], block);
+    let decode = |word: u32, block: usize, first: u32| match scaling {
+        Scaling::NvFp4 => ue4m3((word >> (8 * block)) as u8),
+        // Two blocks of sixteen have one scale.
+        Scaling::MxFp4 => narrow::value(NarrowFloat::Ue8m0, (word >> (8 * (first as usize + block / 2))) as u8),
+        Scaling::Mx(_) => narrow::value(NarrowFloat::Ue8m0, (word >> (8 * first)) as u8),
+    };
+    let of_row = |row, block| decode(scales_a[4 * (row % 8) + 2 * lanes_a as usize + row / 8], block, byte_a);
+    let of_column = |column, block| decode(scales_b[4 * column + lane_b as usize], block, byte_b);
+    if let Scaling::Mx([of_a, of_b]) = scaling {
+        let (a, b) = (rows_of_bytes(&a), rows_of_bytes(&b));
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (column, sum) in sums.iter_mut().enumerate() {
+                // Scales of two sides may be too large for f32 though their product is not.
+                let scale = f64::from(of_row(row, 0)) * f64::from(of_column(column, 0));
+                for (a, b) in a[row].iter().zip(&b[column]) {
+                    let product = f64::from(contained(of_a, *a)) * f64::from(contained(of_b, *b)) * scale;
+                    *sum = (f64::from(*sum) + product) as f32;
+                }
+            }
+        }
+        return;
+    }
     let a: [f32; ROWS * SCALED_DEPTH] = spread_codes(a, of_row, |row, k| row * SCALED_DEPTH + k);
     let b: [f32; COLUMNS * SCALED_DEPTH] = spread_codes(b, of_column, |column, k| k * COLUMNS + column);
     multiply(sums, a.as_chunks::<SCALED_DEPTH>().0, b.as_chunks().0);
+}
+
+/// The number in a byte: one of six bits has the lower ones, one of four those in the middle.
+fn contained(of: NarrowFloat, byte: u8) -> f32 {
+    narrow::value(of, if of == NarrowFloat::E2m1 { byte >> 2 & 15 } else { byte })
 }
 
 #[cfg(test)]
@@ -275,12 +303,13 @@ mod tests {
             scales_b[4 * column + 3] = one * 0x0101_0101;
         }
         let mut found = [[0.0; COLUMNS]; ROWS];
-        multiply_scaled(&mut found, a.each_ref(), b.each_ref(), [(&scales_a, 1), (&scales_b, 3)]);
+        let four = Scaling::NvFp4;
+        multiply_scaled(&mut found, four, a.each_ref(), b.each_ref(), [(&scales_a, 1, 0), (&scales_b, 3, 0)]);
         for (at, sum) in found.as_flattened().iter().copied().enumerate() {
             assert_eq!(sum, 16.0 * 2f32.powi((at / COLUMNS % 4) as i32), "{at}");
         }
         // The other lanes hold NaN.
-        multiply_scaled(&mut found, a.each_ref(), b.each_ref(), [(&scales_a, 0), (&scales_b, 3)]);
+        multiply_scaled(&mut found, four, a.each_ref(), b.each_ref(), [(&scales_a, 0, 0), (&scales_b, 3, 0)]);
         assert!(found.as_flattened().iter().all(|sum| sum.is_nan()));
     }
 }

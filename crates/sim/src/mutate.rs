@@ -174,6 +174,7 @@ impl Nursery<'_> {
                     self.relax(at);
                 }
             }
+            Barrier::ArriveOtherwise { .. } => self.remove(at, "arrive dropped", 1),
             Barrier::ArriveExpectTx { sem, .. } => {
                 self.remove(at, "arrive dropped", 1);
                 self.double(at, "arrive doubled");
@@ -334,6 +335,7 @@ impl Nursery<'_> {
                 }
             }
             AsyncCopy::CommitThreadGroup => self.remove(at, "commit dropped", 1),
+            AsyncCopy::ArriveBehindCopies { .. } => self.remove(at, "arrive dropped", 1),
             AsyncCopy::WaitThreadGroup { pending } => {
                 self.remove(at, "group wait dropped", 1);
                 let late = AsyncCopy::WaitThreadGroup { pending: pending + 1 };

@@ -378,8 +378,8 @@ fn certainly_defined(kernel: &Kernel, labels: &[usize], registers: &[(RegId, Acc
 
 /// Whether an instruction is about copies that threads make one by one.
 fn is_of_threads(op: &Op) -> bool {
-    use AsyncCopy::{CommitThreadGroup, ThreadCopy, WaitThreadGroup};
-    matches!(op, Op::Copy(ThreadCopy { .. } | CommitThreadGroup | WaitThreadGroup { .. }))
+    use AsyncCopy::{ArriveBehindCopies, CommitThreadGroup, ThreadCopy, WaitThreadGroup};
+    matches!(op, Op::Copy(ThreadCopy { .. } | CommitThreadGroup | WaitThreadGroup { .. } | ArriveBehindCopies { .. }))
 }
 
 fn wakes(op: &Op) -> bool {

@@ -9,20 +9,19 @@
 //! rising k.
 
 use ptx::descriptor::WgmmaDescriptor;
-use ptx::instr::{DenseKind, MatrixElement};
+use ptx::instr::{DenseKind, MatrixElement, NarrowFloat, ScaledKind};
 
 use crate::error::{FaultKind, Place};
 use crate::memory::Written;
+use crate::narrow;
 use crate::race::{Multiplied, Piece, Shadow};
 
 /// Lanes of tensor memory.
 pub(crate) const LANES: u32 = 128;
 /// Columns of tensor memory.
 pub(crate) const COLUMNS: u32 = 512;
-/// Depth of one block-scaled multiplication.
-pub(crate) const DEPTH: usize = 64;
-/// Scales of a row in one: a cell has one byte for each sixteen along k.
-const SCALES: usize = 4;
+/// Bytes of a row of an operand that one multiplication takes.
+const ROW: usize = 32;
 /// Bytes of a cell.
 const CELL: usize = 4;
 /// Lanes that a warp reaches: what of a column is accessed together.
@@ -138,21 +137,35 @@ impl TensorMemory {
         self.written.set(Self::byte(lane, column), CELL);
     }
 
-    /// The scales of so many rows from a column on, for each block of sixteen along k.
-    fn scales(&self, column: u32, rows: u32) -> Vec<[f32; SCALES]> {
-        let row = |row: u32| self.get(row % 32, column + row / 32).to_le_bytes().map(ue4m3);
+    /// The scales of so many rows from a column on: those of the kind, from a byte of each cell on.
+    fn scales(&self, kind: ScaledKind, (column, id): (u32, u32), rows: u32) -> Vec<Vec<f32>> {
+        let decode = |byte: u8| match kind {
+            ScaledKind::NvFp4 => ue4m3(byte),
+            _ => narrow::value(NarrowFloat::Ue8m0, byte),
+        };
+        let row = |row: u32| {
+            let bytes = self.get(row % 32, column + row / 32).to_le_bytes();
+            bytes.into_iter().skip(id as usize).take(kind.scales() as usize).map(decode).collect()
+        };
         (0..rows).map(row).collect()
     }
 
     /// The elements of an operand by k, then row, from 32 bytes per row.
-    fn expand(&self, bytes: &[u8], rows: u32, scales: u32) -> Vec<f32> {
-        let (scales, rows) = (self.scales(scales, rows), rows as usize);
-        let mut elements = vec![0.0; rows * DEPTH];
-        for (row, (bytes, scales)) in bytes.chunks_exact(DEPTH / 2).zip(&scales).enumerate() {
+    fn expand(&self, mma: &BlockScaled, side: usize, bytes: &[u8], rows: u32) -> Vec<f32> {
+        let (kind, element) = (mma.kind, mma.elements[side]);
+        let column = [mma.scale_a, mma.scale_b][side];
+        let (scales, rows) = (self.scales(kind, (column, mma.scale_ids[side]), rows), rows as usize);
+        let mut elements = vec![0.0; rows * kind.depth() as usize];
+        for (row, (bytes, scales)) in bytes.chunks_exact(ROW).zip(&scales).enumerate() {
             for (at, byte) in bytes.iter().enumerate() {
-                let scale = scales[at / (DEPTH / 2 / SCALES)];
-                elements[2 * at * rows + row] = e2m1(byte & 15) * scale;
-                elements[(2 * at + 1) * rows + row] = e2m1(byte >> 4) * scale;
+                let scale = scales[at / (ROW / scales.len())];
+                match element {
+                    NarrowFloat::E2m1 => {
+                        elements[2 * at * rows + row] = e2m1(byte & 15) * scale;
+                        elements[(2 * at + 1) * rows + row] = e2m1(byte >> 4) * scale;
+                    }
+                    _ => elements[at * rows + row] = narrow::value(element, *byte) * scale,
+                }
             }
         }
         elements
@@ -160,7 +173,7 @@ impl TensorMemory {
 
     /// D = A·Bᵀ (+ D), from the bytes of A and B, 32 per row.
     pub(crate) fn multiply(&mut self, mma: &BlockScaled, a: &[u8], b: &[u8]) {
-        let (a, b) = (self.expand(a, LANES, mma.scale_a), self.expand(b, mma.n, mma.scale_b));
+        let (a, b) = (self.expand(mma, 0, a, LANES), self.expand(mma, 1, b, mma.n));
         self.accumulate((mma.d, mma.accumulate), (0, BLOCK), &a, &[b]);
     }
 
@@ -260,6 +273,11 @@ pub(crate) struct Collected {
 /// A block-scaled multiplication; tensor memory by first column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockScaled {
+    pub(crate) kind: ScaledKind,
+    /// Types of A and B.
+    pub(crate) elements: [NarrowFloat; 2],
+    /// The first byte of A's scales, and of B's, in each cell.
+    pub(crate) scale_ids: [u32; 2],
     pub(crate) d: u32,
     pub(crate) n: u32,
     pub(crate) a: WgmmaDescriptor,
@@ -343,6 +361,47 @@ mod tests {
         assert_eq!(ue4m3(0x38), 1.0);
         assert_eq!(ue4m3(0x7e), 448.0);
         assert!(ue4m3(0x7f).is_nan());
+    }
+
+    #[test]
+    fn powers_of_two_scale_bytes_and_halves_of_rows() {
+        let desc = WgmmaDescriptor {
+            start: 0,
+            layout: ptx::descriptor::MatrixLayout { swizzle: ptx::descriptor::Swizzle::None, leading: 0, stride: 0 },
+            base_offset: 0,
+        };
+        let with = |kind, elements, scale_ids, a: u8, b: u8| {
+            let mut memory = TensorMemory::default();
+            memory.allocate(Allocation { column: 0, columns: 64, warp: 0 });
+            // Bytes of each cell: 1, 2, 4, 8 for A, of which row r has its own in byte 1; and 1, 2, 1, 1 for B.
+            for row in 0..LANES {
+                memory.put(row % 32, 32 + row / 32, 0x8281_007f | (0x80 + row % 4) << 8);
+                memory.put(row % 32, 40 + row / 32, 0x7f7f_807f);
+            }
+            let mma = BlockScaled {
+                kind,
+                elements,
+                scale_ids,
+                d: 0,
+                n: 8,
+                a: desc,
+                b: desc,
+                scale_a: 32,
+                scale_b: 40,
+                accumulate: false,
+            };
+            memory.multiply(&mma, &[a; 128 * 32], &[b; 8 * 32]);
+            [0, 5].map(|row| f32::from_bits(memory.get(row, 7)))
+        };
+        let (bytes, fours) = (ScaledKind::MxF8f6f4, ScaledKind::MxFp4);
+        let [e4m3, e5m2, e2m1] = [NarrowFloat::E4m3, NarrowFloat::E5m2, NarrowFloat::E2m1];
+        // 1.5 · 2 over 32 of k, under scales of one; then of eight; then each row's own times two.
+        assert_eq!(with(bytes, [e4m3, e5m2], [0, 0], 0x3c, 0x40), [96.0; 2]);
+        assert_eq!(with(bytes, [e5m2, e4m3], [3, 2], 0x3e, 0x40), [768.0; 2]);
+        assert_eq!(with(bytes, [e4m3, e4m3], [1, 1], 0x3c, 0x40), [384.0, 768.0]);
+        // Ones over 64 of k: the halves under one and each row's own by one and two; then under four and eight.
+        assert_eq!(with(fours, [e2m1; 2], [0, 0], 0x22, 0x22), [32.0 + 128.0, 32.0 + 256.0]);
+        assert_eq!(with(fours, [e2m1; 2], [2, 2], 0x22, 0x22), [128.0 + 256.0; 2]);
     }
 
     #[test]

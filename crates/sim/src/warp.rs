@@ -131,11 +131,65 @@ pub(crate) struct Copies {
     pub(crate) last: [(u32, u32); 32],
     /// Those in flight: a name, the lanes and their group.
     pub(crate) flying: Vec<(u64, u32, u32)>,
+    /// Groups that were closed by an arrival at a barrier, which waits for groups do not count: lane and number.
+    uncounted: Vec<(usize, u32)>,
+    /// Arrivals that wait for copies.
+    signals: Vec<Signal>,
+    /// The groups of each lane that a barrier has been, or will be, told of.
+    pub(crate) told: [u32; 32],
+}
+
+/// An arrival at a barrier of the block (by its offset) that comes when a lane's copies up to a group are there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Signal {
+    pub(crate) lane: usize,
+    pub(crate) number: u32,
+    pub(crate) offset: u32,
 }
 
 impl Copies {
     fn new(slot: u32) -> Self {
-        Copies { slot, committed: [0; 32], awaited: [0; 32], last: [(0, 0); 32], flying: Vec::new() }
+        Copies {
+            slot,
+            committed: [0; 32],
+            awaited: [0; 32],
+            last: [(0, 0); 32],
+            flying: Vec::new(),
+            uncounted: Vec::new(),
+            signals: Vec::new(),
+            told: [0; 32],
+        }
+    }
+
+    /// Has the copies of a lane so far arrive at a barrier when they are there. They are a group of their own, and
+    /// those that follow another.
+    pub(crate) fn signal(&mut self, lane: usize, offset: u32) {
+        self.committed[lane] += 1;
+        let number = self.committed[lane];
+        self.uncounted.push((lane, number));
+        self.told[lane] = number;
+        self.signals.push(Signal { lane, number, offset });
+    }
+
+    /// The arrivals whose copies are all there; they are taken.
+    pub(crate) fn due(&mut self) -> Vec<Signal> {
+        let mut due = std::mem::take(&mut self.signals);
+        self.signals = due.extract_if(.., |signal| !self.landed(1 << signal.lane, signal.number)).collect();
+        due
+    }
+
+    /// The last group of a lane that a wait for all but so many groups is for.
+    pub(crate) fn awaits(&self, lane: usize, pending: u32) -> u32 {
+        let (mut number, mut left) = (self.committed[lane], pending);
+        while number > 0 {
+            match self.uncounted.contains(&(lane, number)) {
+                true => {}
+                false if left == 0 => break,
+                false => left -= 1,
+            }
+            number -= 1;
+        }
+        number
     }
 
     /// Whether all groups up to this number are there, of all lanes of the mask.

@@ -777,3 +777,160 @@ fn a_box_that_all_lanes_store_is_stored_once() {
     assert_eq!(run(Rules::Practice).unwrap(), 128);
     assert_eq!(run(Rules::Letter).unwrap_err().kind.name(), "race");
 }
+
+/// What is found in a kernel by the rules of published ones.
+fn found_in(kernel: &Kernel, input: &[u8]) -> Vec<&'static str> {
+    let mut gpu = Gpu::new(Limits::h200());
+    let (input, out) = (gpu.upload("in", input), gpu.alloc("out", 8 * kernel.launch.threads as usize));
+    let launch = Invocation { grid: [1, 1, 1], args: vec![input.into(), out.into()] };
+    let faults = Schedule::several(4).into_iter().filter_map(|at| gpu.clone().run(kernel, &launch, at).err());
+    let mut found: Vec<&str> = faults.map(|fault| fault.kind.name()).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// A kernel of one warp whose body leaves something in `%r9` of each lane.
+fn words_of(target: &str, body: &str) -> Vec<u32> {
+    let body = format!("{body} cvt.u64.u32 %d9, %r9; st.global.b64 [%o], %d9;");
+    results_of(&kernel_for(target, [32, 1, 1], &body), &[0; 8]).into_iter().map(|word| word as u32).collect()
+}
+
+#[test]
+fn narrow_floats_are_packed_and_unpacked() {
+    // 1.5 and -6 as e2m1 are 3 and 15; the first operand has the upper bits.
+    let e2m1 = ".reg .b8 %b<4>; mov.f32 %f0, 0f3FC00000; mov.f32 %f1, 0fC0C00000;
+        cvt.rn.satfinite.e2m1x2.f32 %b0, %f1, %f0; cvt.rn.satfinite.e2m1x2.f32 %b1, %f0, %f1; mov.b32 %r9, {%b0, %b1, %b0, %b1};";
+    assert_eq!(words_of("sm_100a", e2m1)[7], 0x3ff3_3ff3);
+    let back = format!("{e2m1} mov.b32 {{%b0, %b1, %b2, %b3}}, %r9; cvt.rn.f16x2.e2m1x2 %r9, %b3;");
+    assert_eq!(words_of("sm_100a", &back)[0], 0x3e00_c600, "1.5 and -6 as halves");
+    let guarded = "mov.b32 %r9, 7; setp.lt.u32 %p1, %t, 4; mov.b16 %h1, 0x3838; @%p1 cvt.rn.f16x2.e4m3x2 %r9, %h1;";
+    assert_eq!(words_of("sm_90", guarded)[3..5], [0x3c00_3c00, 7]);
+    let scales = "mov.f32 %f0, 0f3FC00000; mov.f32 %f1, 0f40800000; cvt.rp.satfinite.ue8m0x2.f32 %h1, %f0, %f1;
+        cvt.rn.bf16x2.ue8m0x2 %r9, %h1;";
+    assert_eq!(words_of("sm_100a", scales)[0], 0x4000_4080, "2 and 4 as bfloats");
+    let negative = "mov.f32 %f0, 0fBF800000; cvt.rn.satfinite.relu.e5m2x2.f32 %h1, %f0, %f0; cvt.u32.u16 %r9, %h1;";
+    assert_eq!(words_of("sm_90", negative)[0], 0);
+}
+
+/// 16 × 8 × 32 of `elements`, all of them one in their byte, with the scales of `select` in `scales`.
+fn multiplied(elements: &str, [a, b]: [u32; 2], scales: u32, select: &str) -> Vec<u32> {
+    let kind = if scales == 0 { "kind::f8f6f4" } else { "kind::mxf8f6f4.block_scale.scale_vec::1X" };
+    let (of, tail) =
+        if scales == 0 { ("", String::new()) } else { (".ue8m0", format!(", %r7, {select}, %r7, {select}")) };
+    let body = format!(
+        ".reg .b32 %s<4>; mov.b32 %r5, {a}; mov.b32 %r6, {b}; mov.b32 %r7, {scales};
+         mov.b32 %s0, 0; mov.b32 %s1, 0; mov.b32 %s2, 0; mov.b32 %s3, 0;
+         mma.sync.aligned.m16n8k32.row.col.{kind}.f32.{elements}.f32{of} {{%s0, %s1, %s2, %s3}}, {{%r5, %r5, %r5, %r5}}, \
+         {{%r6, %r6}}, {{%s0, %s1, %s2, %s3}}{tail}; mov.b32 %r9, %s3;"
+    );
+    words_of("sm_120a", &body)
+}
+
+#[test]
+fn floats_of_eight_bits_and_fewer_are_multiplied_with_scales() {
+    let is =
+        |found: Vec<u32>, wanted: f32| assert!(found.iter().all(|bits| f32::from_bits(*bits) == wanted), "{found:?}");
+    // One, in the byte that each has: e2m1 has the middle of it.
+    let (e4m3, e5m2, e2m3, e3m2, e2m1) = (0x3838_3838, 0x3c3c_3c3c, 0x0808_0808, 0x0c0c_0c0c, 0x0808_0808);
+    is(multiplied("e4m3.e5m2", [e4m3, e5m2], 0, ""), 32.0);
+    is(multiplied("e2m3.e3m2", [e2m3, e3m2], 0, ""), 32.0);
+    is(multiplied("e2m1.e4m3", [e2m1, e4m3], 0, ""), 32.0);
+    // Bytes of scales: one, two, a quarter, a half.
+    let scales = 0x7e7d_807f;
+    is(multiplied("e4m3.e4m3", [e4m3, e4m3], scales, "{0, 0}"), 32.0);
+    is(multiplied("e4m3.e4m3", [e4m3, e4m3], scales, "{1, 1}"), 128.0);
+    is(multiplied("e5m2.e2m1", [e5m2, e2m1], scales, "{2, 0}"), 2.0);
+    is(multiplied("e3m2.e2m3", [e3m2, e2m3], scales, "{3, 1}"), 8.0);
+}
+
+#[test]
+fn four_bit_floats_are_multiplied_with_a_scale_per_thirty_two() {
+    // Scales of one and two for the halves of k in the lower bytes, of four and eight in the upper ones.
+    let with = |byte: u32| {
+        let body = format!(
+            ".reg .b32 %s<4>; mov.b32 %r5, 0x22222222; mov.b32 %r7, 0x8281807f; mov.b32 %r8, 0x7f7f7f7f;
+             mov.b32 %s0, 0; mov.b32 %s1, 0; mov.b32 %s2, 0; mov.b32 %s3, 0;
+             mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0 \
+             {{%s0, %s1, %s2, %s3}}, {{%r5, %r5, %r5, %r5}}, {{%r5, %r5}}, {{%s0, %s1, %s2, %s3}}, \
+             %r7, {{{byte}, 1}}, %r8, {{0, 3}}; mov.b32 %r9, %s1;"
+        );
+        f32::from_bits(words_of("sm_120a", &body)[11])
+    };
+    assert_eq!((with(0), with(2)), (96.0, 384.0));
+}
+
+/// A warp copies words thread by thread, and another reads them behind a barrier that the copies arrive at.
+fn copied_and_told(arrive: &str, count: u32) -> Kernel {
+    let body = format!(
+        ".shared .align 8 .b8 bar[8]; .shared .align 16 .b8 words[128]; mov.u32 %r9, bar; mov.u32 %r1, words;
+        setp.eq.u32 %p1, %t, 0; @%p1 mbarrier.init.shared::cta.b64 [%r9], {count}; bar.sync 0; setp.ge.u32 %p2, %t, 32;
+        @%p2 bra reads; mad.lo.u32 %r2, %t, 4, %r1; mad.wide.u32 %d1, %t, 4, %i;
+        cp.async.ca.shared.global [%r2], [%d1], 4; {arrive}
+        reads: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r9], 0; @!%p3 bra reads;
+        and.b32 %r3, %t, 31; xor.b32 %r3, %r3, 9; mad.lo.u32 %r3, %r3, 4, %r1; ld.shared.u32 %r4, [%r3];
+        cvt.u64.u32 %d2, %r4; st.global.b64 [%o], %d2;"
+    );
+    kernel([64, 1, 1], &body)
+}
+
+#[test]
+fn copies_of_threads_tell_a_barrier_of_their_end() {
+    let input: Vec<u8> = (0..32u32).flat_map(|word| (word * word).to_le_bytes()).collect();
+    let expected: Vec<u64> = (0..64).map(|t| ((t % 32) ^ 9) * ((t % 32) ^ 9)).collect();
+    let counted = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r9];";
+    assert_eq!(results_of(&copied_and_told(counted, 32), &input), expected);
+    // One more that is not expected, and the thread's own.
+    let added = "cp.async.mbarrier.arrive.shared.b64 [%r9]; mbarrier.arrive.shared::cta.b64 _, [%r9];";
+    assert_eq!(results_of(&copied_and_told(added, 32), &input), expected);
+    // Its own alone tells of no copy.
+    let untold = "mbarrier.arrive.shared::cta.b64 _, [%r9]; cp.async.wait_all;";
+    assert_eq!(found_in(&copied_and_told(untold, 32), &input), ["race"]);
+}
+
+#[test]
+fn arrivals_are_dropped_or_may_not_complete() {
+    let body = |first: &str, second: &str| {
+        format!(
+            ".shared .align 8 .b8 bar[8]; mov.u32 %r9, bar; setp.eq.u32 %p1, %t, 0; @%p1 mbarrier.init.shared::cta.b64 [%r9], 33;
+            bar.warp.sync -1; @%p1 {first} bar.warp.sync -1; mbarrier.arrive.shared::cta.b64 %d1, [%r9];
+            W0: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r9], 0; @!%p3 bra W0; bar.warp.sync -1;
+            mbarrier.arrive.shared::cta.b64 _, [%r9]; {second}
+            W1: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r9], 1; @!%p3 bra W1; mov.b64 %d2, 5; st.global.b64 [%o], %d2;"
+        )
+    };
+    // The second phase expects one fewer, or has one more arrival.
+    let dropped = body("mbarrier.arrive_drop.shared::cta.b64 _, [%r9];", "");
+    assert_eq!(results([32, 1, 1], &[0; 8], &dropped), [5; 32]);
+    let plain = "mbarrier.arrive.noComplete.shared::cta.b64 %d1, [%r9], 1;";
+    assert_eq!(
+        results([32, 1, 1], &[0; 8], &body(plain, &format!("@%p1 {}", &plain.replace(".noComplete", "")))),
+        [5; 32]
+    );
+    let completes = kernel([32, 1, 1], &body(plain, &format!("bar.warp.sync -1; @%p1 {plain}")));
+    assert_eq!(found_in(&completes, &[0; 8]), ["bad operand"]);
+}
+
+#[test]
+fn a_function_is_called_through_a_pointer() {
+    let functions = "
+        .func (.param .b32 r) twice(.param .b32 a) { .reg .b32 %r<3>; ld.param.b32 %r1, [a]; add.s32 %r1, %r1, %r1;
+          st.param.b32 [r], %r1; ret; }
+        .func (.param .b32 r) square(.param .b32 a) { .reg .b32 %r<3>; ld.param.b32 %r1, [a]; mul.lo.s32 %r1, %r1, %r1;
+          st.param.b32 [r], %r1; ret; }
+        .func (.param .b32 r) unused(.param .b32 a) { trap; ret; }
+        .global .align 8 .u64 table[2] = {twice, square};";
+    let call = "{ .param .b32 p0; .param .b32 q0; st.param.b32 [p0], %r1; proto: .callprototype (.param .b32 _) _ (.param .b32 _);
+        call (q0), %d1, (p0), proto; ld.param.b32 %r2, [q0]; } cvt.u64.u32 %d2, %r2; st.global.b64 [%o], %d2;";
+    // Each lane has its own, from a table.
+    let from_table = format!(
+        "and.b32 %r3, %r1, 1; mov.u64 %d0, table; mad.wide.u32 %d0, %r3, 8, %d0; ld.global.u64 %d1, [%d0]; {call}"
+    );
+    let wanted: Vec<u64> = (0..32).map(|t| if t % 2 == 0 { 2 * t } else { t * t }).collect();
+    assert_eq!(results_of(&with_functions(functions, &from_table), &[0; 8]), wanted);
+    let direct = format!("mov.u64 %d1, square; {call}");
+    assert_eq!(results_of(&with_functions(functions, &direct), &[0; 8]), (0..32).map(|t| t * t).collect::<Vec<u64>>());
+    // What points nowhere is told.
+    let lost = with_functions(functions, &format!("mov.u64 %d1, 48; {call}"));
+    assert_eq!(found_in(&lost, &[0; 8]), ["trap"]);
+}

@@ -2,8 +2,8 @@
 
 use super::Builder;
 use crate::instr::{
-    Arith, BinaryOp, Comparison, E4m3Source, FloatMode, LogicOp, PredicateOp, Rounding, SpecialRegister, TernaryOp,
-    UnaryOp,
+    Arith, BinaryOp, Comparison, Direction, FloatMode, FloatPair, LogicOp, NarrowFloat, PredicateOp, Rounding,
+    SpecialRegister, TernaryOp, UnaryOp,
 };
 use crate::types::{
     Bank, Bf16, Bf16x2, Bool, CachePolicy, DataType, F16, F16x2, F32, Operand, Pred, Reg, S32, Type, U16, U32, U64,
@@ -403,17 +403,22 @@ impl Builder {
         dst
     }
 
-    /// Two halves rounded to two e4m3 numbers, in 16 bits; see [`Arith::ConvertE4m3`].
+    fn emit_e4m3(&mut self, dst: Reg<U16>, from: FloatPair) {
+        let (to, direction, relu) = (NarrowFloat::E4m3, Direction::Nearest, false);
+        self.emit(Arith::ConvertNarrow { to, direction, relu, dst: dst.id(), from });
+    }
+
+    /// Two halves rounded to two e4m3 numbers, in 16 bits; see [`Arith::ConvertNarrow`].
     pub fn e4m3_of_halves(&mut self, a: Reg<F16x2>) -> Reg<U16> {
         let dst = self.register::<U16>();
-        self.emit(Arith::ConvertE4m3 { dst: dst.id(), from: E4m3Source::Halves(a.id()) });
+        self.emit_e4m3(dst, FloatPair::Halves(a.id()));
         dst
     }
 
-    /// Two f32 rounded to two e4m3 numbers, in 16 bits; see [`Arith::ConvertE4m3`].
+    /// Two f32 rounded to two e4m3 numbers, in 16 bits; see [`Arith::ConvertNarrow`].
     pub fn e4m3_of_floats(&mut self, low: Reg<F32>, high: Reg<F32>) -> Reg<U16> {
         let dst = self.register::<U16>();
-        self.emit(Arith::ConvertE4m3 { dst: dst.id(), from: E4m3Source::Floats([low.id(), high.id()]) });
+        self.emit_e4m3(dst, FloatPair::Floats([low.id(), high.id()]));
         dst
     }
 

@@ -4,7 +4,8 @@ use super::Builder;
 use crate::descriptor::{BlockScaledShape, HalvesShape, MatrixLayout, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
 use crate::instr::{
-    Accumulate, CellShape, Collector, CtaGroup, DenseKind, MatrixA, MatrixElement, Mma, Tcgen05, TensorA, Wgmma,
+    Accumulate, CellShape, Collector, CtaGroup, DenseKind, MatrixA, MatrixElement, Mma, ScaledKind, Tcgen05, TensorA,
+    Wgmma,
 };
 use crate::types::{
     Addr, Bf16x2, F16x2, F32, MmaShape, Pred, Reg, Shared, Tcgen05Matrix, TensorAddress, Type, U16, U32, Value, W32,
@@ -210,6 +211,7 @@ impl Builder {
     pub fn tensor_multiply(&mut self, operands: Multiply) {
         let Multiply { group, d, a, b, shape, scale_a, scale_b, accumulate, collector } = operands;
         self.emit(Tcgen05::Mma {
+            kind: ScaledKind::NvFp4,
             group,
             d: d.id(),
             a: a.id(),

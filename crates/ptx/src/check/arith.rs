@@ -2,8 +2,8 @@
 
 use super::Check;
 use crate::instr::{
-    Arith, BinaryOp, Direction, E4m3Source, FloatMode, ParamBase, PredicateOp, Rounding, TernaryOp, UnaryOp, Width,
-    Window,
+    Arith, BinaryOp, Direction, FloatMode, FloatPair, NarrowFloat, ParamBase, PredicateOp, Rounding, TernaryOp,
+    UnaryOp, Width, Window,
 };
 use crate::kernel::ParamType;
 use crate::rule::Rule;
@@ -203,13 +203,33 @@ impl Check<'_> {
                 self.banks("an operand", &[low, high], Bank::B32);
                 self.bank("the result", dst, Bank::B32);
             }
-            Arith::ConvertE4m3 { dst, from } => {
-                self.feature("conversion to eight-bit floats", Feature::EightBitFloats);
+            Arith::ConvertNarrow { to, direction, relu, dst, from } => {
+                self.narrow(to);
+                let scale = to == NarrowFloat::Ue8m0;
+                let pairs = match from {
+                    FloatPair::Floats(_) => true,
+                    FloatPair::Halves(_) => matches!(to, NarrowFloat::E4m3 | NarrowFloat::E5m2),
+                    FloatPair::Bfloats(_) => scale,
+                };
+                let rounds = match direction {
+                    Direction::Nearest => !scale,
+                    Direction::Zero | Direction::Up => scale && !relu,
+                    Direction::Down => false,
+                };
+                let odd = u64::from(!pairs || !rounds);
+                self.value("conversions to narrow floats that PTX does not have", odd, "none", |n| n == 0);
                 match from {
-                    E4m3Source::Halves(a) => self.bank("the operand", a, Bank::B32),
-                    E4m3Source::Floats(floats) => self.banks("an operand", &floats, Bank::B32),
+                    FloatPair::Halves(a) | FloatPair::Bfloats(a) => self.bank("the operand", a, Bank::B32),
+                    FloatPair::Floats(floats) => self.banks("an operand", &floats, Bank::B32),
                 }
                 self.bank("the result", dst, Bank::B16);
+            }
+            Arith::ConvertWide { from, relu, dst, a } => {
+                self.narrow(from);
+                let odd = u64::from(relu && from == NarrowFloat::Ue8m0);
+                self.value("conversions of narrow floats that PTX does not have", odd, "none", |n| n == 0);
+                self.bank("the operand", a, Bank::B16);
+                self.bank("the result", dst, Bank::B32);
             }
             Arith::Pack { dst, low, high } => {
                 let half = self.half_of("the result", dst);
@@ -231,6 +251,16 @@ impl Check<'_> {
                 self.banks("a result", &dsts, Bank::B32);
             }
             _ => self.address_arithmetic(op),
+        }
+    }
+
+    /// A narrow float that the target has.
+    fn narrow(&mut self, ty: NarrowFloat) {
+        match ty {
+            NarrowFloat::E4m3 | NarrowFloat::E5m2 => {
+                self.feature("conversion of eight-bit floats", Feature::EightBitFloats);
+            }
+            _ => self.feature("conversion of floats of four and six bits, or of scales", Feature::NarrowFloats),
         }
     }
 

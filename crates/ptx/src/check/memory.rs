@@ -90,7 +90,10 @@ impl Check<'_> {
 
     pub(super) fn copy(&mut self, op: &AsyncCopy) {
         match op {
-            AsyncCopy::ThreadCopy { .. } | AsyncCopy::CommitThreadGroup | AsyncCopy::WaitThreadGroup { .. } => {}
+            AsyncCopy::ThreadCopy { .. }
+            | AsyncCopy::CommitThreadGroup
+            | AsyncCopy::WaitThreadGroup { .. }
+            | AsyncCopy::ArriveBehindCopies { .. } => {}
             AsyncCopy::StoreAsync { .. } | AsyncCopy::BulkToCluster { .. } => {
                 self.feature("a copy to another block", Feature::Clusters);
             }
@@ -156,6 +159,7 @@ impl Check<'_> {
                 self.address("the answer of launch control", Space::Shared, *dst, 16, 16);
                 self.mbarrier(Space::Shared, *bar);
             }
+            AsyncCopy::ArriveBehindCopies { bar, .. } => self.mbarrier(Space::Shared, *bar),
             AsyncCopy::CommitGroup
             | AsyncCopy::WaitGroup { .. }
             | AsyncCopy::CommitThreadGroup

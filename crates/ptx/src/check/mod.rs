@@ -17,7 +17,7 @@ pub(crate) use arith::converts;
 use std::collections::HashMap;
 
 use crate::error::Error;
-use crate::instr::{Arith, Control, Instr, Op};
+use crate::instr::{Arith, Control, Instr, NarrowFloat, Op};
 use crate::kernel::Kernel;
 use crate::rule::{Place, Rule, Violation, bank_name};
 use crate::target::Feature;
@@ -87,6 +87,11 @@ impl Check<'_> {
             }
             if matches!(instr.op, Op::Arith(Arith::IsCanceled { .. } | Arith::FirstBlock { .. })) {
                 self.refuse(Rule::GuardedQuestion);
+            }
+            if let Op::Arith(Arith::ConvertNarrow { to: ty, .. } | Arith::ConvertWide { from: ty, .. }) = instr.op
+                && ty == NarrowFloat::E2m1
+            {
+                self.refuse(Rule::GuardedBytes);
             }
         }
         match &instr.op {

@@ -4,8 +4,8 @@ use super::Check;
 use crate::descriptor::{BlockScaledShape, DenseShape, MatrixLayout, Swizzle, Tcgen05Descriptor, WgmmaDescriptor};
 use crate::error::Error;
 use crate::instr::{
-    Accumulate, CtaGroup, DenseKind, Fragment, Fragments, MatrixA, MatrixElement, MatrixType, Mma, Op, Tcgen05,
-    TensorA, Wgmma,
+    Accumulate, CtaGroup, DenseKind, Fragment, Fragments, MatrixA, MatrixElement, MatrixType, Mma, NarrowFloat, Op,
+    ScaledKind, Scaling, Tcgen05, TensorA, Wgmma,
 };
 use crate::rule::Rule;
 use crate::target::Feature;
@@ -30,11 +30,18 @@ impl Check<'_> {
             let bits = u64::from(element.is_integer());
             self.value("integers of an mma.sync that saturates", bits, "1: only their sums do", |n| n == 1);
         }
-        if let Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } = op {
+        if let Mma::BlockScaled { scaling, scale_a, lanes_a, byte_a, scale_b, lane_b, byte_b, .. } = op {
             self.feature("block-scaled mma.sync", Feature::BlockScaledMma);
             self.banks("a register of scales", &[*scale_a, *scale_b], Bank::B32);
             self.value("the lanes that give scales of A", (*lanes_a).into(), "0 or 1", |n| n < 2);
             self.value("the lane that gives scales of B", (*lane_b).into(), "0 to 3", |n| n < 4);
+            for byte in [*byte_a, *byte_b] {
+                let (count, wanted) =
+                    (u64::from(scaling.scales()), "one below 4 that is a multiple of how many there are");
+                self.value("the first byte of scales", byte.into(), wanted, |n| n < 4 && n % count == 0);
+            }
+            let scales = u64::from(matches!(scaling, Scaling::Mx(elements) if elements.contains(&NarrowFloat::Ue8m0)));
+            self.value("matrices of ue8m0", scales, "none: it is for scales", |n| n == 0);
         }
     }
 
@@ -185,13 +192,14 @@ impl Check<'_> {
                 self.bank("the tensor address", *dst, Bank::B32);
                 self.tcgen05_matrix(*src);
             }
-            Tcgen05::Mma { group, d, a, b, shape, scale_a, scale_b, accumulate, .. } => {
+            Tcgen05::Mma { kind, group, d, a, b, shape, scale_a, scale_b, accumulate, .. } => {
                 self.banks("a tensor address", &[*d, *scale_a, *scale_b], Bank::B32);
                 self.bank("the instruction descriptor", *shape, Bank::B32);
                 self.bank("the accumulate flag", *accumulate, Bank::Pred);
                 self.tcgen05_matrix(*a);
                 self.tcgen05_matrix(*b);
-                if let Some(bits) = self.known.constant(Operand::Reg(*shape)) {
+                // Of the other kinds a descriptor is looked at when it runs.
+                if let Some(bits) = self.known.constant(Operand::Reg(*shape)).filter(|_| *kind == ScaledKind::NvFp4) {
                     self.tile(*group, bits as u32);
                 }
             }

@@ -461,11 +461,54 @@ impl Window {
         [Window::Global, Window::Constant, Window::Local, Window::Param, Window::Shared, Window::Cluster];
 }
 
-/// What becomes two e4m3 numbers.
+/// A float of eight bits or fewer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NarrowFloat {
+    /// Four bits of exponent, three of mantissa; NaN, and no infinity.
+    E4m3,
+    /// Five bits of exponent, two of mantissa; NaN and infinity.
+    E5m2,
+    /// Six bits, two of them exponent; numbers alone.
+    E2m3,
+    /// Six bits, three of them exponent; numbers alone.
+    E3m2,
+    /// Four bits, two of them exponent; numbers alone.
+    E2m1,
+    /// A power of two, 2^(code − 127); NaN, no sign, and no zero.
+    Ue8m0,
+}
+
+impl NarrowFloat {
+    /// Every one.
+    pub const ALL: [NarrowFloat; 6] = [
+        NarrowFloat::E4m3,
+        NarrowFloat::E5m2,
+        NarrowFloat::E2m3,
+        NarrowFloat::E3m2,
+        NarrowFloat::E2m1,
+        NarrowFloat::Ue8m0,
+    ];
+
+    /// Bits of exponent and of mantissa.
+    pub fn parts(self) -> (u32, u32) {
+        match self {
+            NarrowFloat::E4m3 => (4, 3),
+            NarrowFloat::E5m2 => (5, 2),
+            NarrowFloat::E2m3 => (2, 3),
+            NarrowFloat::E3m2 => (3, 2),
+            NarrowFloat::E2m1 => (2, 1),
+            NarrowFloat::Ue8m0 => (8, 0),
+        }
+    }
+}
+
+/// Two floats that become narrower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum E4m3Source {
+pub enum FloatPair {
     /// The two halves of an `F16x2`.
     Halves(RegId),
+    /// The two halves of a `Bf16x2`.
+    Bfloats(RegId),
     /// Two f32: the low one and the high one.
     Floats([RegId; 2]),
 }
@@ -591,13 +634,32 @@ pub enum Arith {
         /// Becomes the high half.
         high: RegId,
     },
-    /// Two floats rounded to nearest even into two e4m3 numbers of a 16-bit register (`cvt.rn.satfinite.e4m3x2`).
-    /// What is beyond ±448 becomes that; NaN stays NaN.
-    ConvertE4m3 {
-        /// Result: the first number in the low byte.
+    /// Two floats rounded into two narrow ones of a 16-bit register (`cvt.rn.satfinite.e4m3x2` and its like). What is
+    /// too large becomes the largest; NaN stays NaN, or becomes the largest where there is none. To e2m1, of which two
+    /// have eight bits, it cannot be guarded: it is several instructions to the assembler.
+    ConvertNarrow {
+        /// Type of the results.
+        to: NarrowFloat,
+        /// To nearest even; to ue8m0 towards zero or up.
+        direction: Direction,
+        /// Whether what is negative becomes zero.
+        relu: bool,
+        /// Result: the first number in the low byte, or in the low four bits.
         dst: RegId,
         /// Operands.
-        from: E4m3Source,
+        from: FloatPair,
+    },
+    /// Two narrow floats of a 16-bit register as an `F16x2`, or from ue8m0 as a `Bf16x2` (`cvt.rn.f16x2.e4m3x2` and its
+    /// like). From e2m1 it cannot be guarded.
+    ConvertWide {
+        /// Type of the operands.
+        from: NarrowFloat,
+        /// Whether what is negative becomes zero.
+        relu: bool,
+        /// Result.
+        dst: RegId,
+        /// Operands, as [`Arith::ConvertNarrow`] leaves them.
+        a: RegId,
     },
     /// Two narrower registers (or literals) joined, the first in the low half: 2×16 → 32 or 2×32 → 64.
     Pack {

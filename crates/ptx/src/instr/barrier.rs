@@ -11,6 +11,15 @@ pub enum Semantics {
     Ordered,
 }
 
+/// How an arrival differs from a plain one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arrival {
+    /// Later phases expect so many fewer (`mbarrier.arrive_drop`).
+    Drop,
+    /// It must not be what completes the phase (`mbarrier.arrive.noComplete`).
+    NoComplete,
+}
+
 /// Barriers of every kind. A memory barrier ("mbarrier") is eight bytes of shared memory that count arrivals and bytes
 /// of transactions; its phase completes when both reach zero.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +58,23 @@ pub enum Barrier {
         /// How many arrivals this one counts for; one if `None`.
         count: Option<Operand>,
         /// Receives the phase that it arrives in, of which a wait needs the lowest bit; 64 bits. Not from other blocks.
+        state: Option<RegId>,
+    },
+    /// Arrives, and more or less than that.
+    ArriveOtherwise {
+        /// What it does otherwise.
+        arrival: Arrival,
+        /// `Shared` for this block's barrier, `Cluster` for any block's.
+        space: Space,
+        /// Release or not.
+        sem: Semantics,
+        /// Scope of the ordering: block or cluster.
+        scope: Scope,
+        /// The barrier.
+        bar: Address,
+        /// How many arrivals this one counts for; one if `None`.
+        count: Option<Operand>,
+        /// As of an arrive.
         state: Option<RegId>,
     },
     /// Raises the transaction count, then arrives once: one instruction.

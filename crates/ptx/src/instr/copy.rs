@@ -123,6 +123,14 @@ pub enum AsyncCopy {
         /// Groups allowed to be in flight.
         pending: u32,
     },
+    /// Arrives at a barrier of this block when all copies that this thread has issued so far are there
+    /// (`cp.async.mbarrier.arrive`).
+    ArriveBehindCopies {
+        /// The barrier.
+        bar: Address,
+        /// Whether the arrival is one of those that the barrier expects (`.noinc`), not one more.
+        expected: bool,
+    },
     /// Asks that a cluster of the grid which has not begun never begins, so that this one can do its work
     /// (`clusterlaunchcontrol`). The answer, 16 bytes for [`Arith::IsCanceled`](super::Arith::IsCanceled), goes to
     /// shared memory and is counted at a barrier.

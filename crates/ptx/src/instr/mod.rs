@@ -17,18 +17,18 @@ mod warp;
 mod wgmma;
 
 pub use arith::{
-    Arith, BinaryOp, Comparison, Direction, E4m3Source, FloatMode, LogicOp, ParamBase, PredicateOp, Rounding,
-    SpecialRegister, TernaryOp, UnaryOp, Window,
+    Arith, BinaryOp, Comparison, Direction, FloatMode, FloatPair, LogicOp, NarrowFloat, ParamBase, PredicateOp,
+    Rounding, SpecialRegister, TernaryOp, UnaryOp, Window,
 };
-pub use barrier::{Barrier, Fence, Semantics};
+pub use barrier::{Arrival, Barrier, Fence, Semantics};
 pub use control::{Control, Label, RegisterChange, Unknown};
 pub use copy::AsyncCopy;
 pub(crate) use fragment::dense;
 pub use fragment::{Fragment, Fragments, MatrixOrder, MatrixType, Role};
 pub use memory::{AtomicOp, LoadOrder, Memory, StoreOrder, Width};
-pub use mma::Mma;
+pub use mma::{Mma, Scaling};
 pub use registers::Access;
-pub use tcgen05::{CellShape, Collector, CtaGroup, DenseKind, Tcgen05, TensorA};
+pub use tcgen05::{CellShape, Collector, CtaGroup, DenseKind, ScaledKind, Tcgen05, TensorA};
 pub use warp::{ReduceOp, ShuffleMode, VoteMode, Warp};
 pub use wgmma::{Accumulate, MatrixA, MatrixElement, Wgmma};
 

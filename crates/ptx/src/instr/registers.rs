@@ -2,7 +2,7 @@
 //! simulator to notice registers that an asynchronous instruction still owns.
 
 use super::{
-    Accumulate, Arith, AsyncCopy, Barrier, Control, E4m3Source, Fragments, Instr, MatrixA, Memory, Mma, Op, ParamBase,
+    Accumulate, Arith, AsyncCopy, Barrier, Control, FloatPair, Fragments, Instr, MatrixA, Memory, Mma, Op, ParamBase,
     PredicateOp, Tcgen05, TensorA, Warp, Wgmma,
 };
 use crate::types::{Address, Base, Operand, RegId};
@@ -110,6 +110,7 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
             visit(dst, Write);
         }
         Arith::Convert { dst, a, .. }
+        | Arith::ConvertWide { dst, a, .. }
         | Arith::ToGlobal { dst, a }
         | Arith::FromShared { dst, a }
         | Arith::ToShared { dst, a }
@@ -121,10 +122,10 @@ fn arith(op: &Arith, visit: &mut Visit<'_>) {
             each(&[low, high], Read, visit);
             visit(dst, Write);
         }
-        Arith::ConvertE4m3 { dst, from } => {
+        Arith::ConvertNarrow { dst, from, .. } => {
             match from {
-                E4m3Source::Halves(a) => visit(a, Read),
-                E4m3Source::Floats(floats) => each(&floats, Read, visit),
+                FloatPair::Halves(a) | FloatPair::Bfloats(a) => visit(a, Read),
+                FloatPair::Floats(floats) => each(&floats, Read, visit),
             }
             visit(dst, Write);
         }
@@ -236,7 +237,7 @@ fn barrier(op: &Barrier, visit: &mut Visit<'_>) {
             each(state.as_slice(), Access::Write, visit);
         }
         Barrier::Invalidate { bar } => read_address(bar, visit),
-        Barrier::Arrive { bar, count, state, .. } => {
+        Barrier::Arrive { bar, count, state, .. } | Barrier::ArriveOtherwise { bar, count, state, .. } => {
             read_address(bar, visit);
             if let Some(count) = count {
                 read(count, visit);
@@ -308,6 +309,7 @@ fn copy(op: &AsyncCopy, visit: &mut Visit<'_>) {
         }
         AsyncCopy::PrefetchMap { map } => visit(*map, Read),
         AsyncCopy::TryCancel { dst, bar, multicast: _ } => addresses(&[*dst, *bar], visit),
+        AsyncCopy::ArriveBehindCopies { bar, .. } => read_address(*bar, visit),
         AsyncCopy::CommitGroup
         | AsyncCopy::WaitGroup { .. }
         | AsyncCopy::CommitThreadGroup

@@ -41,6 +41,37 @@ impl DenseKind {
     pub const ALL: [DenseKind; 3] = [DenseKind::F16, DenseKind::Tf32, DenseKind::F8f6f4];
 }
 
+/// What a multiplication with block scales multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaledKind {
+    /// e2m1, K = 64, one ue4m3 scale per 16 of K (`kind::mxf4nvf4.block_scale.scale_vec::4X`).
+    NvFp4,
+    /// e2m1, K = 64, one ue8m0 scale per 32 of K (`kind::mxf4.block_scale.scale_vec::2X`).
+    MxFp4,
+    /// Floats of eight bits or fewer, as the instruction descriptor says, K = 32, one ue8m0 scale
+    /// (`kind::mxf8f6f4.block_scale.scale_vec::1X`).
+    MxF8f6f4,
+}
+
+impl ScaledKind {
+    /// All of them.
+    pub const ALL: [ScaledKind; 3] = [ScaledKind::NvFp4, ScaledKind::MxFp4, ScaledKind::MxF8f6f4];
+
+    /// Elements along K of one multiplication: of a row, 32 bytes.
+    pub fn depth(self) -> u32 {
+        if self == ScaledKind::MxF8f6f4 { 32 } else { 64 }
+    }
+
+    /// Scales of a row in one multiplication.
+    pub fn scales(self) -> u32 {
+        match self {
+            ScaledKind::NvFp4 => 4,
+            ScaledKind::MxFp4 => 2,
+            ScaledKind::MxF8f6f4 => 1,
+        }
+    }
+}
+
 /// Where a multiplication has A from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorA {
@@ -140,9 +171,10 @@ pub enum Tcgen05 {
         /// Register with the source's descriptor.
         src: RegId,
     },
-    /// D = A·B (+ D) with e2m1 elements and one ue4m3 scale per 16 of K; K = 64
-    /// (`kind::mxf4nvf4.block_scale.scale_vec::4X`).
+    /// D = A·B (+ D) with block scales.
     Mma {
+        /// What is multiplied.
+        kind: ScaledKind,
         /// One block, or a pair.
         group: CtaGroup,
         /// Register with the accumulator's tensor address.

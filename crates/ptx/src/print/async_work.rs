@@ -3,8 +3,8 @@
 use super::compute::element_name;
 use super::{address, list, operand, optional, scope, vector, when, word};
 use crate::instr::{
-    Accumulate, AsyncCopy, Barrier, CellShape, Collector, CtaGroup, DenseKind, Fence, MatrixA, Semantics, Tcgen05,
-    TensorA, Wgmma,
+    Accumulate, Arrival, AsyncCopy, Barrier, CellShape, Collector, CtaGroup, DenseKind, Fence, MatrixA, ScaledKind,
+    Semantics, Tcgen05, TensorA, Wgmma,
 };
 use crate::target::Target;
 use crate::types::{DataType, Operand, RegId, Scope, Space};
@@ -40,6 +40,15 @@ pub(super) fn barrier(op: &Barrier) -> String {
             let count = count.map(|count| format!(", {}", word(count))).unwrap_or_default();
             let order = ordering(sem, scope, "release");
             format!("mbarrier.arrive{order}{}.b64 {}, {}{count}", space(window), kept(state), address(bar))
+        }
+        Barrier::ArriveOtherwise { arrival, space: window, sem, scope, bar, count, state } => {
+            let count = count.map(|count| format!(", {}", word(count))).unwrap_or_default();
+            let (order, window) = (ordering(sem, scope, "release"), space(window));
+            let name = match arrival {
+                Arrival::Drop => format!("arrive_drop{order}{window}"),
+                Arrival::NoComplete => format!("arrive.noComplete{order}{window}"),
+            };
+            format!("mbarrier.{name}.b64 {}, {}{count}", kept(state), address(bar))
         }
         Barrier::ArriveExpectTx { space: window, sem, scope, bar, bytes, state } => {
             let order = ordering(sem, scope, "release");
@@ -153,6 +162,9 @@ pub(super) fn copy(op: &AsyncCopy) -> String {
             optional(*policy)
         ),
         AsyncCopy::CommitThreadGroup => "cp.async.commit_group".into(),
+        AsyncCopy::ArriveBehindCopies { bar, expected } => {
+            format!("cp.async.mbarrier.arrive{}.shared.b64 {}", when(*expected, ".noinc"), address(*bar))
+        }
         AsyncCopy::WaitThreadGroup { pending } => format!("cp.async.wait_group {pending}"),
         AsyncCopy::TryCancel { dst, bar, multicast } => format!(
             "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{}.b128 {}, {}",
@@ -262,10 +274,15 @@ pub(super) fn tcgen05(op: &Tcgen05, target: Target) -> String {
         Tcgen05::CopyScales { group: g, dst, src } => {
             format!("tcgen05.cp{}.32x128b.warpx4 [{dst}], {src}", group(*g))
         }
-        Tcgen05::Mma { group: g, d, a, b, shape, scale_a, scale_b, accumulate, collector } => {
+        Tcgen05::Mma { kind, group: g, d, a, b, shape, scale_a, scale_b, accumulate, collector } => {
             let usage = usage(*collector);
+            let kind = match kind {
+                ScaledKind::NvFp4 => format!("mxf4nvf4.block_scale.{block}"),
+                ScaledKind::MxFp4 => "mxf4.block_scale.block32".into(),
+                ScaledKind::MxF8f6f4 => "mxf8f6f4.block_scale.block32".into(),
+            };
             format!(
-                "tcgen05.mma{}.kind::mxf4nvf4.block_scale.{block}.collector::a::{usage} \
+                "tcgen05.mma{}.kind::{kind}.collector::a::{usage} \
                  [{d}], {a}, {b}, {shape}, [{scale_a}], [{scale_b}], {accumulate}",
                 group(*g)
             )

@@ -3,9 +3,9 @@
 
 use super::{SHARED, address, list, operand, scope, space, suffix, vector, when, word};
 use crate::instr::{
-    Arith, AtomicOp, BinaryOp, Comparison, Direction, E4m3Source, FloatMode, LoadOrder, LogicOp, MatrixElement, Memory,
-    Mma, ParamBase, PredicateOp, ReduceOp, Rounding, ShuffleMode, SpecialRegister, StoreOrder, TernaryOp, UnaryOp,
-    VoteMode, Warp, Width, Window,
+    Arith, AtomicOp, BinaryOp, Comparison, Direction, FloatMode, FloatPair, LoadOrder, LogicOp, MatrixElement, Memory,
+    Mma, NarrowFloat, ParamBase, PredicateOp, ReduceOp, Rounding, Scaling, ShuffleMode, SpecialRegister, StoreOrder,
+    TernaryOp, UnaryOp, VoteMode, Warp, Width, Window,
 };
 use crate::kernel::Kernel;
 use crate::target::Target;
@@ -42,10 +42,31 @@ impl Kernel {
             }
             // PTX names the high half first.
             Arith::ConvertPair { to, dst, low, high } => format!("cvt.rn.{}.f32 {dst}, {high}, {low}", suffix(to)),
-            Arith::ConvertE4m3 { dst, from } => match from {
-                E4m3Source::Halves(a) => format!("cvt.rn.satfinite.e4m3x2.f16x2 {dst}, {a}"),
-                E4m3Source::Floats([low, high]) => format!("cvt.rn.satfinite.e4m3x2.f32 {dst}, {high}, {low}"),
-            },
+            Arith::ConvertNarrow { to, direction: towards, relu, dst, from } => {
+                let (ty, operands) = match from {
+                    FloatPair::Halves(a) => ("f16x2", a.to_string()),
+                    FloatPair::Bfloats(a) => ("bf16x2", a.to_string()),
+                    FloatPair::Floats([low, high]) => ("f32", format!("{high}, {low}")),
+                };
+                let (relu, to_ty) = (when(relu, ".relu"), narrow_pair(to));
+                let head = format!("cvt.{}{relu}.satfinite.{to_ty}.{ty}", direction(towards));
+                match to {
+                    NarrowFloat::E2m1 => {
+                        format!("{{ .reg .b8 %byte; {head} %byte, {operands}; cvt.u16.u8 {dst}, %byte; }}")
+                    }
+                    _ => format!("{head} {dst}, {operands}"),
+                }
+            }
+            Arith::ConvertWide { from, relu, dst, a } => {
+                let to = if from == NarrowFloat::Ue8m0 { "bf16x2" } else { "f16x2" };
+                let head = format!("cvt.rn{}.{to}.{}", when(relu, ".relu"), narrow_pair(from));
+                match from {
+                    NarrowFloat::E2m1 => {
+                        format!("{{ .reg .b8 %byte; cvt.u8.u16 %byte, {a}; {head} {dst}, %byte; }}")
+                    }
+                    _ => format!("{head} {dst}, {a}"),
+                }
+            }
             Arith::Pack { dst, low, high } => {
                 format!("mov.b{} {dst}, {{{}, {}}}", dst.bank.bits(), word(low), word(high))
             }
@@ -407,14 +428,37 @@ pub(super) fn mma(op: &Mma) -> String {
             let (k, sums) = (element.depth(), if element.is_integer() { "s32" } else { "f32" });
             format!("mma.sync.aligned.m16n8k{k}.row.col{saturate}.{sums}.{ty}.{ty}.{sums} {d}, {a}, {b}, {d}")
         }
-        Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b } => {
+        Mma::BlockScaled { scaling, d, a, b, scale_a, lanes_a, byte_a, scale_b, lane_b, byte_b } => {
             let (d, a, b) = (list(d), list(a), list(b));
+            let (kind, [of_a, of_b]) = match *scaling {
+                Scaling::NvFp4 => ("mxf4nvf4.block_scale.scale_vec::4X", ["e2m1"; 2]),
+                Scaling::MxFp4 => ("mxf4.block_scale.scale_vec::2X", ["e2m1"; 2]),
+                Scaling::Mx(elements) => ("mxf8f6f4.block_scale.scale_vec::1X", elements.map(narrow)),
+            };
+            let (k, scales) = (scaling.depth(), if *scaling == Scaling::NvFp4 { "ue4m3" } else { "ue8m0" });
             format!(
-                "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3 \
-                 {d}, {a}, {b}, {d}, {scale_a}, {{0, {lanes_a}}}, {scale_b}, {{0, {lane_b}}}"
+                "mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.f32.{of_a}.{of_b}.f32.{scales} \
+                 {d}, {a}, {b}, {d}, {scale_a}, {{{byte_a}, {lanes_a}}}, {scale_b}, {{{byte_b}, {lane_b}}}"
             )
         }
     }
+}
+
+/// A narrow float as PTX names it.
+pub(crate) fn narrow(ty: NarrowFloat) -> &'static str {
+    match ty {
+        NarrowFloat::E4m3 => "e4m3",
+        NarrowFloat::E5m2 => "e5m2",
+        NarrowFloat::E2m3 => "e2m3",
+        NarrowFloat::E3m2 => "e3m2",
+        NarrowFloat::E2m1 => "e2m1",
+        NarrowFloat::Ue8m0 => "ue8m0",
+    }
+}
+
+/// Two of them.
+pub(crate) fn narrow_pair(ty: NarrowFloat) -> String {
+    format!("{}x2", narrow(ty))
 }
 
 /// Elements of A and B as PTX names them.

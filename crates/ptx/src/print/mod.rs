@@ -8,13 +8,16 @@ mod compute;
 mod fragment;
 
 pub(crate) use async_work::dense_kind;
-pub(crate) use compute::{atomic, comparison, direction, element_name, reduce, rounding_mode, special, window};
+pub(crate) use compute::{
+    atomic, comparison, direction, element_name, narrow, narrow_pair, reduce, rounding_mode, special, window,
+};
 pub(crate) use fragment::{matrix_type, order};
 
 use std::fmt::Write as _;
 
 use crate::instr::{
-    Arith, Control, Fragments, Instr, LoadOrder, MatrixElement, MatrixType, Memory, Mma, Op, RegisterChange,
+    Arith, Control, Fragments, Instr, LoadOrder, MatrixElement, MatrixType, Memory, Mma, NarrowFloat, Op,
+    RegisterChange,
 };
 use crate::kernel::{Kernel, ParamType, Variable, VariableSpace};
 use crate::target::Target;
@@ -76,8 +79,16 @@ impl Kernel {
             }
             _ => false,
         };
-        let converted = |instr: &Instr| matches!(instr.op, Op::Arith(Arith::ConvertE4m3 { .. }));
+        let converted =
+            |instr: &Instr| matches!(instr.op, Op::Arith(Arith::ConvertNarrow { .. } | Arith::ConvertWide { .. }));
+        let few_bits = |instr: &Instr| match instr.op {
+            Op::Arith(Arith::ConvertNarrow { to: ty, .. } | Arith::ConvertWide { from: ty, .. }) => {
+                !matches!(ty, NarrowFloat::E4m3 | NarrowFloat::E5m2)
+            }
+            _ => false,
+        };
         let with_floats = match () {
+            _ if self.body.iter().any(few_bits) => (8, 6),
             _ if self.body.iter().any(eight_bits) => (8, 4),
             _ if self.body.iter().any(converted) => (8, 1),
             _ => (7, 0),

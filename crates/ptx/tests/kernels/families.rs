@@ -3,10 +3,11 @@
 //! assembled.
 
 use ptx::instr::{
-    Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Control, DenseKind, Direction,
-    E4m3Source, Fence, FloatMode, Fragment, Fragments, LoadOrder, LogicOp, MatrixA, MatrixElement, MatrixOrder,
-    MatrixType, Memory, Mma, ParamBase, PredicateOp, ReduceOp, Role, Rounding, Semantics, ShuffleMode, StoreOrder,
-    Tcgen05, TensorA, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width, Window,
+    Accumulate, Arith, Arrival, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Control, DenseKind,
+    Direction, Fence, FloatMode, FloatPair, Fragment, Fragments, LoadOrder, LogicOp, MatrixA, MatrixElement,
+    MatrixOrder, MatrixType, Memory, Mma, NarrowFloat, ParamBase, PredicateOp, ReduceOp, Role, Rounding, ScaledKind,
+    Scaling, Semantics, ShuffleMode, StoreOrder, Tcgen05, TensorA, TernaryOp, UnaryOp, VoteMode, Warp, Wgmma, Width,
+    Window,
 };
 use ptx::{
     Address, Bank, Base, Builder, Comparison, CtaGroup, DataType, F32, Feature, Instr, Kernel, Label, LaunchBounds, Op,
@@ -59,6 +60,8 @@ pub fn all() -> Vec<Family> {
         hopper("fragments", fragments()),
         ampere("control", control()),
         desktop("mma", mma()),
+        desktop("narrow floats", narrow_floats()),
+        blackwell("narrow floats", narrow_floats()),
         desktop("warps", warps()),
         desktop("barriers", barriers()),
         desktop("copies", copies(&[None])),
@@ -262,8 +265,21 @@ fn arithmetic() -> Vec<Op> {
         }
         ops.push(Arith::ConvertPair { to: ty, dst, low: r(1), high: r(2) }.into());
     }
-    for from in [E4m3Source::Halves(r(1)), E4m3Source::Floats([r(1), r(2)])] {
-        ops.push(Arith::ConvertE4m3 { dst: reg(Bank::B16, 0), from }.into());
+    ops.extend(narrow_floats());
+    ops
+}
+
+fn narrow_floats() -> Vec<Op> {
+    let (mut ops, short): (Vec<Op>, RegId) = (Vec::new(), reg(Bank::B16, 0));
+    for ty in NarrowFloat::ALL {
+        for relu in YES_NO {
+            for from in [FloatPair::Halves(r(1)), FloatPair::Bfloats(r(1)), FloatPair::Floats([r(1), r(2)])] {
+                for direction in [Direction::Nearest, Direction::Zero, Direction::Up, Direction::Down] {
+                    ops.push(Arith::ConvertNarrow { to: ty, direction, relu, dst: short, from }.into());
+                }
+            }
+            ops.push(Arith::ConvertWide { from: ty, relu, dst: r(1), a: short }.into());
+        }
     }
     ops
 }
@@ -430,6 +446,13 @@ fn barriers() -> Vec<Op> {
                     ops.push(Barrier::Arrive { space, sem, scope, bar, count: Some(n), state: Some(d(3)) }.into());
                     ops.push(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes: n, state: Some(d(3)) }.into());
                     ops.push(Barrier::Arrive { space, sem, scope, bar, count: Some(n), state: None }.into());
+                    for state in
+                        [None, Some(d(3))].into_iter().filter(|state| state.is_none() || space == Space::Shared)
+                    {
+                        let count = Some(n);
+                        let arrival = Arrival::Drop;
+                        ops.push(Barrier::ArriveOtherwise { arrival, space, sem, scope, bar, count, state }.into());
+                    }
                     ops.push(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes: n, state: None }.into());
                 }
                 ops.push(Barrier::TryWait { done: p(0), sem, scope, bar: here, parity: n }.into());
@@ -539,7 +562,11 @@ fn tcgen05(group: CtaGroup) -> Vec<Op> {
     ops.push(Tcgen05::CopyScales { group, dst: tensor, src: d(0) }.into());
     for collector in [Collector::Discard, Collector::Fill, Collector::Use, Collector::LastUse] {
         let (a, b, shape, scale_a, scale_b, accumulate) = (d(0), d(1), r(1), r(2), r(3), p(0));
-        ops.push(Tcgen05::Mma { group, d: tensor, a, b, shape, scale_a, scale_b, accumulate, collector }.into());
+        for kind in ScaledKind::ALL {
+            ops.push(
+                Tcgen05::Mma { kind, group, d: tensor, a, b, shape, scale_a, scale_b, accumulate, collector }.into(),
+            );
+        }
     }
     let sources = [TensorA::Shared(d(0)), TensorA::Tensor(r(4))];
     for collector in [Collector::Discard, Collector::Fill, Collector::Use, Collector::LastUse] {
@@ -591,6 +618,7 @@ fn thread_copies() -> Vec<Op> {
     }
     ops.push(Arith::Policy { dst: d(1), keep: true }.into());
     ops.extend([0, 1, 7].map(|pending| AsyncCopy::WaitThreadGroup { pending }.into()));
+    ops.extend(YES_NO.map(|expected| AsyncCopy::ArriveBehindCopies { bar: dst, expected }.into()));
     ops
 }
 
@@ -664,9 +692,15 @@ fn mma() -> Vec<Op> {
             ops.push(Mma::Dense { element, saturate: true, d: acc, a, b }.into());
         }
     }
-    for (lanes_a, lane_b) in (0..2).flat_map(|a| (0..4).map(move |b| (a, b))) {
-        let (scale_a, scale_b) = (r(10), r(11));
-        ops.push(Mma::BlockScaled { d: acc, a, b, scale_a, lanes_a, scale_b, lane_b }.into());
+    let pairs = NarrowFloat::ALL.into_iter().flat_map(|a| NarrowFloat::ALL.map(|b| Scaling::Mx([a, b])));
+    for scaling in [Scaling::NvFp4, Scaling::MxFp4].into_iter().chain(pairs) {
+        for (lanes_a, lane_b) in (0..2).flat_map(|a| (0..4).map(move |b| (a, b))) {
+            for byte in 0..4 {
+                let (d, scale_a, scale_b, byte_a, byte_b) = (acc, r(10), r(11), byte, byte);
+                let op = Mma::BlockScaled { scaling, d, a, b, scale_a, lanes_a, byte_a, scale_b, lane_b, byte_b };
+                ops.push(op.into());
+            }
+        }
     }
     ops
 }

@@ -1,5 +1,7 @@
 //! tcgen05: tiles, descriptors, tensor memory, pairs.
 
+use ptx::instr::ScaledKind;
+
 use crate::*;
 
 fn alloc(group: CtaGroup, columns: u64) -> Tcgen05 {
@@ -13,7 +15,8 @@ fn multiply(group: CtaGroup, m: u32, n: u32) -> Vec<Op> {
     let shape_bits =
         Arith::Unary { op: UnaryOp::Move, ty: DataType::U32, mode: FloatMode::PLAIN, dst: shape, a: imm(bits.into()) };
     let (scale_a, scale_b, accumulate, collector) = (r(2), r(3), p(0), Collector::Discard);
-    let mma = Tcgen05::Mma { group, d: r(0), a, b, shape, scale_a, scale_b, accumulate, collector };
+    let kind = ScaledKind::NvFp4;
+    let mma = Tcgen05::Mma { kind, group, d: r(0), a, b, shape, scale_a, scale_b, accumulate, collector };
     vec![shape_bits.into(), mma.into()]
 }
 

@@ -1,5 +1,7 @@
 //! mma.sync and the copies of single threads: registers, selectors, sizes, alignment.
 
+use ptx::instr::Scaling;
+
 use crate::*;
 
 fn half(acc: [u32; 4]) -> Mma {
@@ -9,7 +11,8 @@ fn half(acc: [u32; 4]) -> Mma {
 
 fn scaled(lanes_a: u32, lane_b: u32) -> Mma {
     let (acc, a, b) = ([0, 1, 2, 3].map(r), [20, 21, 22, 23].map(r), [24, 25].map(r));
-    Mma::BlockScaled { d: acc, a, b, scale_a: r(30), lanes_a, scale_b: r(31), lane_b }
+    let (scaling, scale_a, scale_b) = (Scaling::NvFp4, r(30), r(31));
+    Mma::BlockScaled { scaling, d: acc, a, b, scale_a, lanes_a, byte_a: 0, scale_b, lane_b, byte_b: 0 }
 }
 
 fn copy(dst: u32, bytes: u32, source_bytes: Option<u64>) -> AsyncCopy {

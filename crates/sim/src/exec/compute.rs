@@ -1,6 +1,6 @@
 //! Registers to registers, each lane for itself.
 
-use ptx::instr::{Arith, BinaryOp, E4m3Source, LogicOp, ParamBase, PredicateOp, Width};
+use ptx::instr::{Arith, BinaryOp, FloatPair, LogicOp, NarrowFloat, ParamBase, PredicateOp, Width};
 use ptx::{Bank, Operand, RegId, SpecialRegister, VariableSpace};
 
 use super::Exec;
@@ -10,6 +10,7 @@ use crate::invocation::Invocation;
 use crate::lanes::{self, FULL, Lanes, Words, lanes};
 use crate::launch_control;
 use crate::memory::SharedMemory;
+use crate::narrow;
 
 impl Exec<'_, '_> {
     pub(crate) fn set(&mut self, dst: RegId, values: &Lanes) {
@@ -126,20 +127,31 @@ impl Exec<'_, '_> {
                 let values = std::array::from_fn(|lane| half(low[lane]) | half(high[lane]) << 16);
                 self.set_words(dst, &values);
             }
-            Arith::ConvertE4m3 { dst, from } => {
+            Arith::ConvertNarrow { to, direction, relu, dst, from } => {
                 let pairs: [[f32; 2]; 32] = match from {
-                    E4m3Source::Halves(a) => {
+                    FloatPair::Halves(a) => {
                         let halves = warp.words(a);
                         let half = |bits: u32| half::f16::from_bits(bits as u16).to_f32();
                         std::array::from_fn(|lane| [half(halves[lane]), half(halves[lane] >> 16)])
                     }
-                    E4m3Source::Floats(floats) => {
+                    FloatPair::Bfloats(a) => {
+                        let halves = warp.words(a);
+                        std::array::from_fn(|lane| [halves[lane] << 16, halves[lane] & !0xffff].map(f32::from_bits))
+                    }
+                    FloatPair::Floats(floats) => {
                         let [low, high] = floats.map(|float| warp.words(float));
                         std::array::from_fn(|lane| [low[lane], high[lane]].map(f32::from_bits))
                     }
                 };
-                let byte = |value| u64::from(arith::round_e4m3(value));
-                self.set(dst, &pairs.map(|[low, high]| byte(low) | byte(high) << 8));
+                let code = |value: f32| u64::from(narrow::round(to, direction, relu, value));
+                let apart = if to == NarrowFloat::E2m1 { 4 } else { 8 };
+                self.set(dst, &pairs.map(|[low, high]| code(low) | code(high) << apart));
+            }
+            Arith::ConvertWide { from, relu, dst, a } => {
+                let apart = if from == NarrowFloat::E2m1 { 4 } else { 8 };
+                let half = |code: u64| u64::from(narrow::half(from, relu, (code & ((1 << apart) - 1)) as u8));
+                let values = warp.get(a).map(|codes| half(codes) | half(codes >> apart) << 16);
+                self.set(dst, &values);
             }
             Arith::Pack { dst, low, high } => {
                 let half = dst.bank.bits() / 2;

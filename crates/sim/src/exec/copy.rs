@@ -78,6 +78,7 @@ impl<'k> Exec<'_, 'k> {
                 lanes(self.mask).for_each(|lane| self.warp.copies.committed[lane] += 1);
             }
             AsyncCopy::WaitThreadGroup { pending } => return Ok(self.wait_copies(*pending)),
+            AsyncCopy::ArriveBehindCopies { bar, expected } => self.arrive_behind_copies(*bar, *expected)?,
         }
         Ok(Flow::Next)
     }
@@ -203,13 +204,13 @@ impl<'k> Exec<'_, 'k> {
     /// Lanes that wait do so for all of them: that is never less than what each has asked for, and what each then knows
     /// is its own.
     fn wait_copies(&mut self, pending: u32) -> Flow {
-        let group = |lane: usize| self.warp.copies.committed[lane].saturating_sub(pending);
+        let group = |lane: usize| self.warp.copies.awaits(lane, pending);
         let furthest = lanes(self.mask).map(group).max().unwrap_or(0);
         if !self.warp.copies.landed(self.mask, furthest) {
             return Flow::Wait(Wait::Copies { group: furthest });
         }
         for lane in lanes(self.mask) {
-            let group = self.warp.copies.committed[lane].saturating_sub(pending);
+            let group = self.warp.copies.awaits(lane, pending);
             self.warp.copies.awaited[lane] = self.warp.copies.awaited[lane].max(group);
         }
         Flow::Next

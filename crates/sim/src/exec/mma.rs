@@ -21,9 +21,10 @@ pub(crate) fn sums(warp: &Warp, op: &Mma) -> [Words; 4] {
             return mma::add_integers(before, &products, *saturate);
         }
         Mma::Dense { element, .. } => mma::multiply_dense(&mut sums, *element, fragment_a, fragment_b),
-        Mma::BlockScaled { scale_a, lanes_a, scale_b, lane_b, .. } => {
+        Mma::BlockScaled { scaling, scale_a, lanes_a, byte_a, scale_b, lane_b, byte_b, .. } => {
             let [of_a, of_b] = [*scale_a, *scale_b].map(|reg| warp.multiplied(reg));
-            mma::multiply_scaled(&mut sums, fragment_a, fragment_b, [(of_a, *lanes_a), (of_b, *lane_b)]);
+            let scales = [(of_a, *lanes_a, *byte_a), (of_b, *lane_b, *byte_b)];
+            mma::multiply_scaled(&mut sums, *scaling, fragment_a, fragment_b, scales);
         }
     }
     mma::fragment(&sums)
@@ -36,7 +37,7 @@ impl Exec<'_, '_> {
         }
         let (d, depth) = match op {
             Mma::Dense { d, element, .. } => (d, element.depth() as usize),
-            Mma::BlockScaled { d, .. } => (d, mma::SCALED_DEPTH),
+            Mma::BlockScaled { d, scaling, .. } => (d, scaling.depth() as usize),
         };
         let missing = self.missing(op);
         for (index, (reg, values)) in d.iter().zip(sums(self.warp, op)).enumerate() {

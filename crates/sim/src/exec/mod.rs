@@ -12,7 +12,7 @@ mod tcgen05;
 mod wgmma;
 
 pub(crate) use mma::sums;
-pub(crate) use sync::{settle_cluster, settle_named};
+pub(crate) use sync::{settle_cluster, settle_named, settle_signals};
 
 use ptx::instr::{Access, Accumulate, Arith, Control, Fragments, Memory, StoreOrder, Warp as WarpOp, Wgmma};
 use ptx::{Address, Bank, Base, Op, Operand, RegId, Scope, Space};

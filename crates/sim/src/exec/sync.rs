@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use ptx::instr::{Barrier, Control, Fence, Semantics};
+use ptx::instr::{Arrival, Barrier, Control, Fence, Semantics};
 use ptx::{Address, Op, Operand, RegisterChange, Scope, Space};
 
 use super::{Exec, Flow, SharedSpan};
@@ -13,8 +13,10 @@ use crate::error::FaultKind;
 use crate::flag::{Agent, Publication, Stamp, narrower};
 use crate::lanes::{FULL, Lanes, lanes};
 use crate::limits::Rules;
+use crate::memory::SharedMemory;
+use crate::program::Program;
 use crate::race::{Conflict, Proxy, Record};
-use crate::warp::{Rest, Wait, Warp};
+use crate::warp::{Copies, Rest, Signal, Wait, Warp};
 
 /// How an arrival orders memory.
 #[derive(Clone, Copy)]
@@ -39,6 +41,12 @@ impl Exec<'_, '_> {
                     return Err(FaultKind::BadOperand { what, found, wanted: "1 to 2^20 - 1" });
                 }
                 let phases = self.arrive(space, Ordering { sem, scope }, bar, counts, [0; 32])?;
+                state.into_iter().for_each(|state| self.set(state, &phases));
+                Ok(Flow::Next)
+            }
+            Barrier::ArriveOtherwise { arrival, space, sem, scope, bar, count, state } => {
+                let counts = count.map_or([1; 32], |count| self.warp.value(count));
+                let phases = self.arrive_otherwise(arrival, (space, Ordering { sem, scope }), bar, counts)?;
                 state.into_iter().for_each(|state| self.set(state, &phases));
                 Ok(Flow::Next)
             }
@@ -199,6 +207,66 @@ impl Exec<'_, '_> {
             }
         }
         Ok(phases)
+    }
+
+    /// Arrives for one lane after the other, in a way that changes the barrier or asks more of it.
+    fn arrive_otherwise(
+        &mut self,
+        arrival: Arrival,
+        (space, order): (Space, Ordering),
+        bar: Address,
+        counts: [u64; 32],
+    ) -> Result<Lanes, FaultKind> {
+        let (all, addresses, mut phases) = (self.mask, self.addresses(bar), [0; 32]);
+        for lane in lanes(all) {
+            let span = self.barrier_span(space, addresses[lane])?;
+            self.find_barrier(span, lane, Proxy::Generic)?;
+            let barriers = &mut self.cluster.blocks[span.block].shared.barriers;
+            if let Some(bar) = barriers.get_mut(&span.offset) {
+                let (what, wanted, most) = match arrival {
+                    Arrival::Drop => ("the arrivals that are dropped", "1 to those that are expected", bar.expected),
+                    Arrival::NoComplete => (
+                        "the arrivals of one that may not complete the phase",
+                        "fewer than are pending",
+                        bar.pending - 1,
+                    ),
+                };
+                let found = counts[lane];
+                if !(1..=u64::from(most)).contains(&found) {
+                    return Err(FaultKind::BadOperand { what, found, wanted });
+                }
+                if arrival == Arrival::Drop {
+                    bar.expected -= found as u32;
+                }
+            }
+            self.mask = 1 << lane;
+            let arrived = self.arrive(space, order, bar, counts, [0; 32]);
+            self.mask = all;
+            phases[lane] = arrived?[lane];
+        }
+        Ok(phases)
+    }
+
+    /// Has each lane's copies so far arrive at a barrier of this block when they are there. The phase cannot end
+    /// before: the arrival is one of those expected, or one more.
+    pub(crate) fn arrive_behind_copies(&mut self, bar: Address, expected: bool) -> Result<(), FaultKind> {
+        let addresses = self.addresses(bar);
+        for lane in lanes(self.mask) {
+            let span = self.barrier_span(Space::Shared, addresses[lane])?;
+            self.find_barrier(span, lane, Proxy::Generic)?;
+            let barriers = &mut self.cluster.blocks[span.block].shared.barriers;
+            if let Some(bar) = barriers.get_mut(&span.offset).filter(|_| !expected) {
+                bar.pending += 1;
+                if bar.pending >= 1 << 20 {
+                    let (what, found) = ("the pending arrivals of a barrier", bar.pending.into());
+                    return Err(FaultKind::BadOperand { what, found, wanted: "fewer than 2^20" });
+                }
+            }
+            self.warp.copies.signal(lane, span.offset);
+        }
+        let (who, cluster) = ((self.rank, self.warp.index), self.cluster.index);
+        let shared = &mut self.cluster.blocks[self.rank].shared;
+        settle_signals(&self.core.program, (cluster, who), &mut self.warp.copies, shared)
     }
 
     /// How far an ordered arrival's knowledge goes, from this block to a barrier.
@@ -589,6 +657,25 @@ impl Exec<'_, '_> {
         let (what, found) = ("changes of a warp's registers since its warpgroup met", last as u64 + 1);
         Err(FaultKind::BadOperand { what, found, wanted: "none: let its warps meet between one and the next" })
     }
+}
+
+/// Arrives at the barriers that copies of a warp's threads were to tell of their end, as far as that has come. Those
+/// who wait learn of the copies, and of nothing else that their threads did.
+pub(crate) fn settle_signals(
+    program: &Program<'_>,
+    (cluster, who): (u32, (usize, usize)),
+    copies: &mut Copies,
+    shared: &mut SharedMemory,
+) -> Result<(), FaultKind> {
+    for Signal { lane, number, offset } in copies.due() {
+        let Some(bar) = shared.barriers.get_mut(&offset) else { continue };
+        let mut told = Knowledge::new(cluster);
+        told.raise(copies.slot + lane as u32, number);
+        bar.publish(cluster, Carry::Local, &told);
+        bar.arrive(|| program.shared_name(offset), who, 1)?;
+        bar.settle(cluster);
+    }
+    Ok(())
 }
 
 /// Whether a barrier is known to be initialised: by what orders the initialisation, or by a fence that releases it.

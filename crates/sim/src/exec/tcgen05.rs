@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use ptx::descriptor::{BlockScaledShape, DenseShape, Tcgen05Descriptor, WgmmaDescriptor};
-use ptx::instr::{CellShape, Collector, Tcgen05, TensorA};
+use ptx::descriptor::{DenseShape, ScaledShape, Tcgen05Descriptor, WgmmaDescriptor};
+use ptx::instr::{CellShape, Collector, ScaledKind, Tcgen05, TensorA};
 use ptx::{Address, CtaGroup, Operand, RegId, Space};
 
 use super::{Exec, Flow, SharedSpan};
@@ -538,27 +538,33 @@ impl Exec<'_, '_> {
     }
 
     fn block_scaled(&mut self, op: &Tcgen05, lane: usize) -> Result<(), FaultKind> {
-        let Tcgen05::Mma { group, d, a, b, shape, scale_a, scale_b, accumulate, collector } = op else { return Ok(()) };
+        let Tcgen05::Mma { kind, group, d, a, b, shape, scale_a, scale_b, accumulate, collector } = op else {
+            return Ok(());
+        };
         let workers = self.workers(*group)?;
         let blocks = workers.len() as u32;
         let bits = self.warp.get_lane(*shape, lane) as u32;
-        let decoded = BlockScaledShape::decode(bits).ok();
+        let decoded = ScaledShape::decode(*kind, bits).ok();
         if decoded.is_some_and(|shape| shape.m < LANES * blocks) {
             // 64 rows in each block of a pair.
             return Err(self.unsupported());
         }
         let shape = decoded
-            .filter(|shape| (shape.m, shape.scale_a_id, shape.scale_b_id) == (LANES * blocks, 0, 0))
+            .filter(|shape| shape.m == LANES * blocks && (*kind != ScaledKind::NvFp4 || shape.scale_ids == [0, 0]))
             .filter(|shape| shape.n.is_multiple_of(8 * blocks));
         let Some(shape) = shape else {
             let (what, found) = ("the instruction descriptor of a multiplication", bits.into());
             return Err(FaultKind::BadOperand {
                 what,
                 found,
-                wanted: "e2m1 elements, 128 rows and multiples of 8 columns (of a pair 256 and 16), scale ids 0",
+                wanted: "elements and scale ids of the instruction's kind (e2m1 and 0 for kind::mxf4nvf4, e2m1 for \
+                    kind::mxf4, e4m3 or e5m2 for kind::mxf8f6f4), 128 rows and multiples of 8 columns (of a pair 256 and 16)",
             });
         };
         let mma = BlockScaled {
+            kind: *kind,
+            elements: shape.elements,
+            scale_ids: shape.scale_ids,
             d: self.first_column("the accumulator", *d, lane)?,
             n: shape.n,
             a: self.tensor_descriptor(*a, lane)?,

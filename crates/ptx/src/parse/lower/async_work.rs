@@ -4,9 +4,9 @@ use super::warp::element;
 use super::words::Words;
 use super::{Lower, Refusal};
 use crate::instr::{
-    Access, Accumulate, Arith, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Comparison, CtaGroup,
-    DenseKind, Fence, FloatMode, Guard, LoadOrder, MatrixA, Memory, Op, Semantics, SpecialRegister, StoreOrder,
-    Tcgen05, TensorA, TernaryOp, UnaryOp, Warp, Wgmma, Width,
+    Access, Accumulate, Arith, Arrival, AsyncCopy, AtomicOp, Barrier, BinaryOp, CellShape, Collector, Comparison,
+    CtaGroup, DenseKind, Fence, FloatMode, Guard, LoadOrder, MatrixA, Memory, Op, ScaledKind, Semantics,
+    SpecialRegister, StoreOrder, Tcgen05, TensorA, TernaryOp, UnaryOp, Warp, Wgmma, Width,
 };
 use crate::parse::syntax::Operand;
 use crate::print;
@@ -206,7 +206,9 @@ impl<'t> Lower<'_, 't> {
             };
             return Ok(Barrier::TryWait { done, sem, scope, bar, parity });
         }
-        let arrives = words.take("arrive");
+        let drops = words.take("arrive_drop");
+        let arrives = drops || words.take("arrive");
+        let completes = !words.take("noComplete");
         let expects = words.take("expect_tx");
         let (sem, scope) = ordering(words, "release");
         let window = shared(words)?;
@@ -220,6 +222,7 @@ impl<'t> Lower<'_, 't> {
             rest => (None, rest),
         };
         match operands {
+            _ if drops && (expects || !completes) || expects && !completes => Err(Refusal::Unknown),
             [bar, bytes] if arrives && expects => {
                 let (bar, bytes) = (self.in_shared(window, bar)?, self.word(bytes)?);
                 Ok(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes, state })
@@ -231,7 +234,12 @@ impl<'t> Lower<'_, 't> {
             [bar, count @ ..] if arrives && count.len() < 2 => {
                 let bar = self.in_shared(window, bar)?;
                 let count = count.first().map(|count| self.word(count)).transpose()?;
-                Ok(Barrier::Arrive { space, sem, scope, bar, count, state })
+                let otherwise = |arrival| Barrier::ArriveOtherwise { arrival, space, sem, scope, bar, count, state };
+                Ok(match (drops, completes) {
+                    (true, _) => otherwise(Arrival::Drop),
+                    (false, false) => otherwise(Arrival::NoComplete),
+                    (false, true) => Barrier::Arrive { space, sem, scope, bar, count, state },
+                })
             }
             _ => Err(Refusal::Unknown),
         }
@@ -505,6 +513,12 @@ impl<'t> Lower<'_, 't> {
             let [pending] = self.exactly(operands)?;
             return Ok(AsyncCopy::WaitThreadGroup { pending: self.small(pending)? });
         }
+        if words.take("mbarrier") {
+            all(words, &["arrive", "b64"])?;
+            let (expected, window) = (words.take("noinc"), own_shared(words)?);
+            let [bar] = self.exactly(operands)?;
+            return Ok(AsyncCopy::ArriveBehindCopies { bar: self.in_shared(window, bar)?, expected });
+        }
         if words.take("wait_all") {
             self.emit(AsyncCopy::CommitThreadGroup);
             return Ok(AsyncCopy::WaitThreadGroup { pending: 0 });
@@ -763,11 +777,19 @@ impl<'t> Lower<'_, 't> {
             let (b, accumulate) = (self.register(b, Bank::B64)?, self.register(accumulate, Bank::Pred)?);
             return Ok(Tcgen05::MmaDense { kind, group, d, a, b, shape, accumulate, collector });
         }
-        all(words, &["kind::mxf4nvf4", "block_scale"])?;
-        // One meaning, two spellings.
-        if !words.take("block16") {
-            all(words, &["scale_vec::4X"])?;
-        }
+        // One meaning, two spellings: how many numbers have a scale, or how many scales a multiplication has.
+        let vectors =
+            [("block16", 16), ("scale_vec::4X", 16), ("block32", 32), ("scale_vec::2X", 32), ("scale_vec::1X", 32)];
+        let (nv, mx) = (words.take("kind::mxf4nvf4"), words.take("kind::mxf4"));
+        let bytes = words.take("kind::mxf8f6f4");
+        all(words, &["block_scale"])?;
+        let kind = match (nv, mx, bytes, words.has("scale_vec::1X"), words.pick(&vectors)) {
+            (true, false, false, false, Some(16)) => ScaledKind::NvFp4,
+            (true, false, false, false, Some(32)) => ScaledKind::MxFp4,
+            (false, true, false, false, None | Some(32)) => ScaledKind::MxFp4,
+            (false, false, true, _, None | Some(32)) => ScaledKind::MxF8f6f4,
+            _ => return Err(Refusal::Unknown),
+        };
         let [d, a, b, shape, scale_a, scale_b, accumulate] = operands else { return Err(Refusal::Unknown) };
         if matches!(a, Operand::Address(..)) {
             return Err(Refusal::Unknown);
@@ -776,6 +798,6 @@ impl<'t> Lower<'_, 't> {
         let (a, b) = (self.register(a, Bank::B64)?, self.register(b, Bank::B64)?);
         let (scale_a, scale_b) = (self.tensor_address(scale_a)?, self.tensor_address(scale_b)?);
         let accumulate = self.register(accumulate, Bank::Pred)?;
-        Ok(Tcgen05::Mma { group, d, a, b, shape, scale_a, scale_b, accumulate, collector })
+        Ok(Tcgen05::Mma { kind, group, d, a, b, shape, scale_a, scale_b, accumulate, collector })
     }
 }

@@ -1,10 +1,10 @@
 //! What threads compute: the reverse of most of `print/compute.rs`.
 
 use super::words::Words;
-use super::{Lower, Refusal, Symbol};
+use super::{Lower, Refusal, Symbol, function_address};
 use crate::instr::{
-    Arith, BinaryOp, Comparison, Direction, E4m3Source, FloatMode, LogicOp, PredicateOp, Rounding, SpecialRegister,
-    TernaryOp, UnaryOp,
+    Arith, BinaryOp, Comparison, Direction, FloatMode, FloatPair, LogicOp, NarrowFloat, PredicateOp, Rounding,
+    SpecialRegister, TernaryOp, UnaryOp,
 };
 use crate::parse::syntax::Operand;
 use crate::print;
@@ -70,6 +70,11 @@ fn mode(words: &mut Words<'_>) -> (FloatMode, bool) {
     (FloatMode { direction: direction.unwrap_or_default(), flush, saturate }, direction.is_some())
 }
 
+/// A narrow float that some words are about.
+fn narrow(words: &Words<'_>) -> Option<NarrowFloat> {
+    NarrowFloat::ALL.into_iter().find(|ty| words.has(&print::narrow_pair(*ty)))
+}
+
 impl<'t> Lower<'_, 't> {
     pub(super) fn arith(
         &mut self,
@@ -91,6 +96,7 @@ impl<'t> Lower<'_, 't> {
             "cvt" if words.has("tf32") && words.take("rna") && words.take("tf32") => {
                 return self.tf32(words, operands);
             }
+            "cvt" if let Some(narrow) = narrow(words) => return self.convert_narrow(narrow, words, operands),
             "cvt" => self.convert(words, operands)?,
             "cvta" => return self.address_cast(words, operands),
             "mapa" => return self.map_shared(words, operands),
@@ -367,6 +373,14 @@ impl<'t> Lower<'_, 't> {
         };
         let op = match (dst, a) {
             (Operand::Vector(parts, _), a) => match &parts[..] {
+                [_, _] if ty.bank() == Bank::B16 => {
+                    let a = self.register(a, Bank::B16)?;
+                    return self.unpack_bytes(parts, a);
+                }
+                [_, _, _, _] if ty.bank() == Bank::B32 => {
+                    let a = self.register(a, Bank::B32)?;
+                    return self.unpack_bytes(parts, a);
+                }
                 [low, high] => {
                     let (low, high) = (self.register(low, half.bank())?, self.register(high, half.bank())?);
                     Arith::Unpack { low, high, a: self.register(a, ty.bank())? }
@@ -383,6 +397,14 @@ impl<'t> Lower<'_, 't> {
                 _ => return Err(Refusal::Unknown),
             },
             (dst, Operand::Vector(parts, _)) => match &parts[..] {
+                [_, _] if ty.bank() == Bank::B16 => {
+                    let dst = self.register(dst, Bank::B16)?;
+                    return self.pack_bytes(dst, parts);
+                }
+                [_, _, _, _] if ty.bank() == Bank::B32 => {
+                    let dst = self.register(dst, Bank::B32)?;
+                    return self.pack_bytes(dst, parts);
+                }
                 [low, high] => {
                     let (low, high) = (self.value(low, half)?, self.value(high, half)?);
                     Arith::Pack { dst: self.register(dst, ty.bank())?, low, high }
@@ -416,6 +438,11 @@ impl<'t> Lower<'_, 't> {
                     Symbol::Shared(_) | Symbol::Variable(_) if ty.bank() == Bank::B64 => {
                         let dst = self.register(dst, Bank::B64)?;
                         return self.wide_address(dst, a);
+                    }
+                    Symbol::Function(function) if ty.bank() == Bank::B64 && *plus == 0 => {
+                        let (op, ty, mode, dst) =
+                            (UnaryOp::Move, DataType::U64, FloatMode::PLAIN, self.register(dst, Bank::B64)?);
+                        Arith::Unary { op, ty, mode, dst, a: crate::types::Operand::Imm(function_address(function)) }
                     }
                     Symbol::Param(param) if ty.bits() >= 32 && *plus == 0 => {
                         Arith::ParamTable { dst: self.register(dst, ty.bank())?, param }
@@ -547,9 +574,6 @@ impl<'t> Lower<'_, 't> {
             Rounding::ALL.into_iter().find(|rounding| print::rounding_mode(*rounding).strip_prefix('.') == Some(word))
         };
         let rounding = words.find(named);
-        if words.take("satfinite") {
-            return self.convert_e4m3(rounding, words, operands);
-        }
         let (flush, saturate) = (words.take("ftz"), words.take("sat"));
         let mode = FloatMode { flush, saturate, ..FloatMode::PLAIN };
         let from = words.number().ok_or(Refusal::Unknown)?;
@@ -586,28 +610,93 @@ impl<'t> Lower<'_, 't> {
         Ok(Arith::Convert { to, from, rounding, mode, dst, a })
     }
 
-    /// Two floats as e4m3.
-    fn convert_e4m3(
+    /// Two floats as narrower ones, or the other way.
+    fn convert_narrow(
         &mut self,
-        rounding: Option<Rounding>,
+        ty: NarrowFloat,
         words: &mut Words<'t>,
         operands: &[Operand<'t>],
-    ) -> Result<Arith, Refusal> {
-        if rounding != Some(Rounding::NearestEven) || !words.take("e4m3x2") {
-            return Err(Refusal::Unknown);
-        }
-        let (dst, from) = match words.number().ok_or(Refusal::Unknown)? {
-            DataType::F16x2 => {
-                let [dst, a] = self.exactly(operands)?;
-                (dst, E4m3Source::Halves(self.register(a, Bank::B32)?))
+    ) -> Result<(), Refusal> {
+        // What it is converted to comes first.
+        let from = words.number();
+        words.take(&print::narrow_pair(ty));
+        let relu = words.take("relu");
+        let directions = [("rn", Direction::Nearest), ("rz", Direction::Zero), ("rp", Direction::Up)];
+        let direction = words.pick(&directions).ok_or(Refusal::Unknown)?;
+        let scale = ty == NarrowFloat::Ue8m0;
+        let op = match (from, operands) {
+            (Some(from), [dst, operands @ ..]) => {
+                let from = match (from, operands) {
+                    (DataType::F32, [high, low]) => {
+                        FloatPair::Floats([self.register(low, Bank::B32)?, self.register(high, Bank::B32)?])
+                    }
+                    (DataType::F16x2, [a]) if matches!(ty, NarrowFloat::E4m3 | NarrowFloat::E5m2) => {
+                        FloatPair::Halves(self.register(a, Bank::B32)?)
+                    }
+                    (DataType::Bf16x2, [a]) if scale => FloatPair::Bfloats(self.register(a, Bank::B32)?),
+                    _ => return Err(Refusal::Unknown),
+                };
+                if !words.take("satfinite") || scale == (direction == Direction::Nearest) || scale && relu {
+                    return Err(Refusal::Unknown);
+                }
+                Arith::ConvertNarrow { to: ty, direction, relu, dst: self.register(dst, Bank::B16)?, from }
             }
-            DataType::F32 => {
-                let [dst, high, low] = self.exactly(operands)?;
-                (dst, E4m3Source::Floats([self.register(low, Bank::B32)?, self.register(high, Bank::B32)?]))
+            (None, [dst, a]) => {
+                let to = if scale { DataType::Bf16x2 } else { DataType::F16x2 };
+                if words.number() != Some(to) || direction != Direction::Nearest || scale && relu {
+                    return Err(Refusal::Unknown);
+                }
+                let (dst, a) = (self.register(dst, Bank::B32)?, self.register(a, Bank::B16)?);
+                Arith::ConvertWide { from: ty, relu, dst, a }
             }
             _ => return Err(Refusal::Unknown),
         };
-        Ok(Arith::ConvertE4m3 { dst: self.register(dst, Bank::B16)?, from })
+        // To the assembler those with a byte are several instructions.
+        let around = if ty == NarrowFloat::E2m1 { self.branch_around() } else { None };
+        self.emit(op);
+        self.end_around(around);
+        Ok(())
+    }
+
+    /// Bytes put together in a register of 16 or 32 bits, the first lowest.
+    fn pack_bytes(&mut self, dst: RegId, parts: &[Operand<'t>]) -> Result<(), Refusal> {
+        use crate::types::Operand::Imm;
+        let (ty, mut halves) = (DataType::U16, Vec::new());
+        for pair in parts.as_chunks::<2>().0 {
+            let [low, high] = [self.value(&pair[0], ty)?, self.value(&pair[1], ty)?];
+            let low = self.computed((BinaryOp::And, ty), low, Imm(255))?;
+            let high = self.computed((BinaryOp::Shl, ty), high, Imm(8))?;
+            halves.push(self.computed((BinaryOp::Or, ty), low, high)?);
+        }
+        let op = match halves[..] {
+            [a] => Arith::Unary { op: UnaryOp::Move, ty, mode: FloatMode::PLAIN, dst, a },
+            [low, high] => Arith::Pack { dst, low, high },
+            _ => return Err(Refusal::Unknown),
+        };
+        self.emit(op);
+        Ok(())
+    }
+
+    /// A register of 16 or 32 bits as bytes.
+    fn unpack_bytes(&mut self, parts: &[Operand<'t>], a: RegId) -> Result<(), Refusal> {
+        use crate::types::Operand::{Imm, Reg};
+        let halves = match parts.len() {
+            2 => vec![a],
+            _ => {
+                let [low, high] = [self.fresh(Bank::B16)?, self.fresh(Bank::B16)?];
+                self.emit(Arith::Unpack { low, high, a });
+                vec![low, high]
+            }
+        };
+        let (ty, mode) = (DataType::U16, FloatMode::PLAIN);
+        for (pair, half) in parts.as_chunks::<2>().0.iter().zip(halves) {
+            // The second first: the register may be one of the results.
+            let [low, high] = [self.register(&pair[0], Bank::B16)?, self.register(&pair[1], Bank::B16)?];
+            let upper = self.computed((BinaryOp::Shr, ty), Reg(half), Imm(8))?;
+            self.emit(Arith::Binary { op: BinaryOp::And, ty, mode, dst: low, a: Reg(half), b: Imm(255) });
+            self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst: high, a: upper });
+        }
+        Ok(())
     }
 
     /// A register of a conversion: bytes may be in registers of any width.

@@ -1,12 +1,12 @@
 //! Where threads go: branches, ends, and calls, which are replaced by what they call.
 
 use super::words::Words;
-use super::{DEEPEST_CALL, Lower, MOST_CALLS, MOST_INSTRUCTIONS, Refusal, Scope, Symbol};
+use super::{DEEPEST_CALL, Lower, MOST_CALLS, MOST_INSTRUCTIONS, Refusal, Scope, Symbol, function_address};
 use crate::instr::{
     Arith, Comparison, Control, FloatMode, Guard, Label, Memory, RegisterChange, StoreOrder, UnaryOp, Width,
 };
 use crate::parse::syntax::{Function, Operand, Statement};
-use crate::types::{Bank, DataType, Space};
+use crate::types::{Bank, DataType, RegId, Space};
 
 impl<'t> Lower<'_, 't> {
     /// A call: what is called is put in its place. Of the functions that every kernel may call, printing does nothing
@@ -20,11 +20,15 @@ impl<'t> Lower<'_, 't> {
             [Operand::Name { name, part: None, plus: 0 }, rest @ ..] => (&[][..], name, rest),
             _ => return Err(Refusal::Unknown),
         };
+        // What stands behind the arguments of a call through a pointer says what may be called.
         let args = match args {
-            [] => &[][..],
-            [Operand::List(args, _)] => &args[..],
+            [] | [Operand::Name { .. }] => &[][..],
+            [Operand::List(args, _)] | [Operand::List(args, _), Operand::Name { .. }] => &args[..],
             _ => return Err(Refusal::Unknown),
         };
+        if let Some(Symbol::Register(pointer)) = self.look_up(callee.text) {
+            return self.call_through(pointer, (returns, args));
+        }
         if callee.text == "__assertfail" {
             self.emit(Control::Trap);
             return Ok(());
@@ -50,6 +54,55 @@ impl<'t> Lower<'_, 't> {
             return Err(Refusal::Other(format!("a function whose body is in the text, not {}", callee.text)));
         };
         self.inline(function, body, (returns, args))
+    }
+
+    /// A call through a pointer: of the functions whose address is taken somewhere and whose parameters are of the same
+    /// sizes, the one that it points to. Each is put in place, behind a question.
+    fn call_through(
+        &mut self,
+        pointer: RegId,
+        (returns, args): (&[Operand<'t>], &[Operand<'t>]),
+    ) -> Result<(), Refusal> {
+        if pointer.bank != Bank::B64 {
+            return Err(Refusal::Other("a pointer of 64 bits, or the name of a function".into()));
+        }
+        let mut sizes = Vec::new();
+        for actual in returns.iter().chain(args) {
+            let (Symbol::Variable(variable), 0) = self.symbol(actual)? else { return Err(Refusal::Unknown) };
+            sizes.push(self.kernel.variables.get(variable as usize).map(|variable| u64::from(variable.bytes)));
+        }
+        let read = self.read;
+        let mut callable = Vec::new();
+        for (number, function) in (0..).zip(&read.functions) {
+            let formals = function.returns.iter().chain(&function.params);
+            let mut own = Vec::new();
+            for formal in formals {
+                own.push(Some(self.variable_bytes(formal).map_err(Refusal::Error)?));
+            }
+            let alike = own == sizes && function.returns.len() == returns.len();
+            if let Some(body) = function.body.as_ref().filter(|_| alike && self.taken.contains(function.name.text)) {
+                callable.push((number, function, body));
+            }
+        }
+        if callable.is_empty() {
+            return Err(Refusal::Other("a pointer to a function of this text whose address is taken".into()));
+        }
+        let (around, end, ty) = (self.branch_around(), self.new_label(), DataType::U64);
+        for (number, function, body) in callable {
+            let (other, next) = (self.fresh(Bank::Pred)?, self.new_label());
+            let (cmp, address) = (Comparison::Ne, crate::types::Operand::Imm(function_address(number)));
+            self.emit(Arith::Compare { cmp, ty, dst: other, a: crate::types::Operand::Reg(pointer), b: address });
+            self.guard = Some(Guard { pred: other, negated: false });
+            self.emit(Control::Branch { target: next, uniform: false });
+            self.guard = None;
+            self.inline(function, body, (returns, args))?;
+            self.emit(Control::Branch { target: end, uniform: false });
+            self.emit(Control::Label(next));
+        }
+        self.emit(Control::Trap);
+        self.emit(Control::Label(end));
+        self.end_around(around);
+        Ok(())
     }
 
     /// Puts a function in place of a call.

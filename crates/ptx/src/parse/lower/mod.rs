@@ -67,8 +67,36 @@ enum Symbol {
     Param(ParamId),
     /// One of the kernel's variables.
     Variable(u32),
+    /// A function of the module, by its number, that has a body.
+    Function(u32),
     /// Something that is declared, and not understood.
     Other,
+}
+
+/// The address of a function: a number that nothing else has. Calls through pointers compare with it.
+fn function_address(number: u32) -> u64 {
+    0xca11 << 48 | (u64::from(number) + 1) << 4
+}
+
+/// The names that stand for an address: operands of anything but a direct call, and first values of variables.
+fn addressed_names<'t>(read: &Read<'t>) -> HashSet<&'t str> {
+    fn look<'t>(body: &[Statement<'t>], names: &mut HashSet<&'t str>) {
+        for statement in body {
+            match statement {
+                Statement::Instruction(call) if call.opcode.text == "call" => {}
+                Statement::Block(inner) => look(inner, names),
+                one => used(std::slice::from_ref(one), names),
+            }
+        }
+    }
+    let mut names = HashSet::new();
+    read.functions.iter().filter_map(|function| function.body.as_ref()).for_each(|body| look(body, &mut names));
+    for value in read.variables.iter().flat_map(|variable| &variable.initial) {
+        if let Initial::Address { name, .. } = value {
+            names.insert(name.text);
+        }
+    }
+    names
 }
 
 /// The names of a block.
@@ -96,6 +124,8 @@ struct Lower<'m, 't> {
     dynamic: u32,
     /// A word of shared memory in which barriers count votes, if there are such.
     votes: Option<u32>,
+    /// Names of which the address is taken.
+    taken: HashSet<&'t str>,
     /// Of the functions that are being put in place of their calls, where each one's end is.
     returns: Vec<Label>,
     /// Calls that were replaced.
@@ -165,6 +195,7 @@ pub(super) fn lower<'t>(
         registers: 0,
         dynamic: 0,
         votes: None,
+        taken: addressed_names(read),
         returns: Vec::new(),
         inlined: 0,
         guard: None,
@@ -177,8 +208,16 @@ pub(super) fn lower<'t>(
     };
     // Functions of the module are declared, and not understood, and so are variables of kinds that are not.
     let variables = read.variables.iter().map(|variable| variable.name.text);
-    let functions = read.functions.iter().map(|function| function.name.text);
-    lower.scopes[0].names.extend(variables.chain(functions).map(|name| (name, Symbol::Other)));
+    lower.scopes[0].names.extend(variables.map(|name| (name, Symbol::Other)));
+    for (number, function) in (0..).zip(&read.functions) {
+        let callable = !function.entry && function.body.is_some();
+        let symbol = if callable { Symbol::Function(number) } else { Symbol::Other };
+        // A function may be declared before, or behind, its body.
+        let names = &mut lower.scopes[0].names;
+        if callable || !matches!(names.get(function.name.text), Some(Symbol::Function(_))) {
+            names.insert(function.name.text, symbol);
+        }
+    }
     let mut names = HashSet::new();
     called().chain([body]).for_each(|body| used(body, &mut names));
     let mut free_names = HashSet::new();
@@ -468,6 +507,11 @@ impl<'t> Lower<'_, 't> {
             let bits = match value {
                 Initial::Number(Literal::Integer { bits, .. } | Literal::Double(bits)) => *bits,
                 Initial::Number(Literal::Single(bits)) => (*bits).into(),
+                // Of functions the address is known here.
+                Initial::Address { name, plus: 0, .. } => match self.scopes[0].names.get(name.text) {
+                    Some(Symbol::Function(number)) => function_address(*number),
+                    _ => return Ok(()),
+                },
                 Initial::Address { .. } => return Ok(()),
             };
             let bits = match (value, variable.ty) {
@@ -577,7 +621,7 @@ impl<'t> Lower<'_, 't> {
                 }
             }
         }
-        if !self.question(body)? {
+        if !self.question(body)? && !self.conversion_by_byte(body)? {
             body.iter().try_for_each(|statement| self.statement(statement))?;
         }
         self.scopes.pop();
@@ -779,6 +823,37 @@ impl<'t> Lower<'_, 't> {
             }
             Ok(_) | Err(Refusal::Unknown | Refusal::Other(_)) => Ok(false),
             Err(Refusal::Error(error)) => Err(error),
+        }
+    }
+
+    /// Another block that is one value: a conversion to or from two numbers of four bits, by way of a byte.
+    fn conversion_by_byte(&mut self, body: &[Statement<'t>]) -> Result<bool, Error> {
+        let [Statement::Variable(byte), Statement::Instruction(first), Statement::Instruction(second)] = body else {
+            return Ok(false);
+        };
+        let is = |operand: Option<&Operand<'t>>| matches!(operand, Some(Operand::Name { name, part: None, plus: 0 }) if name.text == byte.name.text);
+        let converts = |one: &Instruction<'t>| one.opcode.text == "cvt" && one.guard.is_none();
+        if (byte.space, byte.ty, byte.numbered) != ("reg", "b8", None) || !converts(first) || !converts(second) {
+            return Ok(false);
+        }
+        let (a, b) = (&first.operands, &second.operands);
+        let narrow = |one: &Instruction<'t>| one.modifiers.contains(&"e2m1x2");
+        let one = match (&a[..], &b[..]) {
+            ([to, ..], [dst, from]) if narrow(first) && second.modifiers == ["u16", "u8"] => {
+                let mut one = first.clone();
+                one.operands[0] = dst.clone();
+                (is(Some(to)) && is(Some(from))).then_some(one)
+            }
+            ([to, source], [_, from]) if narrow(second) && first.modifiers == ["u8", "u16"] => {
+                let mut one = second.clone();
+                one.operands[1] = source.clone();
+                (is(Some(to)) && is(Some(from))).then_some(one)
+            }
+            _ => None,
+        };
+        match one {
+            Some(one) => self.instruction(&one).map(|()| true),
+            None => Ok(false),
         }
     }
 

@@ -4,7 +4,8 @@ use super::fragment::{matrix_type, shape};
 use super::words::Words;
 use super::{Lower, Refusal};
 use crate::instr::{
-    Arith, FloatMode, MatrixElement, MatrixType, Mma, ReduceOp, ShuffleMode, UnaryOp, VoteMode, Warp, dense,
+    Arith, FloatMode, MatrixElement, MatrixType, Mma, NarrowFloat, ReduceOp, Scaling, ShuffleMode, UnaryOp, VoteMode,
+    Warp, dense,
 };
 use crate::parse::syntax::Operand;
 use crate::print;
@@ -138,6 +139,9 @@ impl<'t> Lower<'_, 't> {
             return Err(Refusal::Unknown);
         }
         let [m, n, depth] = shape(words).ok_or(Refusal::Unknown)?;
+        if words.take("kind::f8f6f4") {
+            return self.mma_of_bytes([m, n, depth], words, operands);
+        }
         if operands.len() == 4 {
             let types: Vec<MatrixType> = std::iter::from_fn(|| matrix_type(words)).collect();
             let [to, first, second, before] = types[..] else { return Err(Refusal::Unknown) };
@@ -151,25 +155,80 @@ impl<'t> Lower<'_, 't> {
             let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
             return self.accumulated(d, c, |d| Mma::Dense { element, saturate, d, a, b });
         }
-        let f32_sums = words.take("f32") && words.take("f32");
-        let scaled = [m, n, depth] == [16, 8, 64] && words.take("kind::mxf4nvf4") && words.take("block_scale");
-        let formats = words.take("scale_vec::4X") && words.take("e2m1") && words.take("e2m1") && words.take("ue4m3");
-        let [d, a, b, c, scale_a, select_a, scale_b, select_b] = operands else { return Err(Refusal::Unknown) };
-        let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
-        if !scaled || !formats || !f32_sums {
+        let f32_sums = words.take("f32") && words.take("f32") && words.take("block_scale");
+        let kinds = [("kind::mxf4nvf4", true), ("kind::mxf4", true), ("kind::mxf8f6f4", false)];
+        let packed = words.pick(&kinds).ok_or(Refusal::Unknown)?;
+        let wide = words.pick(&[("scale_vec::1X", 1), ("scale_vec::2X", 2), ("scale_vec::4X", 4)]);
+        let scales = words.pick(&[("ue8m0", NarrowFloat::Ue8m0), ("ue4m3", NarrowFloat::E4m3)]);
+        let elements = [narrow(words)?, narrow(words)?];
+        let scaling = match (packed, wide, scales, elements) {
+            (true, Some(4), Some(NarrowFloat::E4m3), [NarrowFloat::E2m1, NarrowFloat::E2m1]) => Scaling::NvFp4,
+            (true, None | Some(2), Some(NarrowFloat::Ue8m0), [NarrowFloat::E2m1, NarrowFloat::E2m1]) => Scaling::MxFp4,
+            (false, None | Some(1), Some(NarrowFloat::Ue8m0), elements) => Scaling::Mx(elements),
+            _ => return Err(Refusal::Unknown),
+        };
+        if !f32_sums || [m, n, depth] != [16, 8, scaling.depth()] {
             return Err(Refusal::Unknown);
         }
+        let [d, a, b, c, scale_a, select_a, scale_b, select_b] = operands else { return Err(Refusal::Unknown) };
+        let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
         let selected = |operand: &Operand<'t>| match operand {
             Operand::Vector(parts, _) => match &parts[..] {
-                [byte, lane] if self.constant(byte)? == 0 => self.small(lane),
+                [byte, lane] => Ok((self.small(byte)?, self.small(lane)?)),
                 _ => Err(Refusal::Unknown),
             },
             _ => Err(Refusal::Unknown),
         };
-        let (lanes_a, lane_b) = (selected(select_a)?, selected(select_b)?);
+        let ((byte_a, lanes_a), (byte_b, lane_b)) = (selected(select_a)?, selected(select_b)?);
+        if [byte_a, byte_b].iter().any(|byte| *byte > 3 || byte % scaling.scales() != 0) || lanes_a > 1 || lane_b > 3 {
+            let wanted = "scales of bytes that there are: 0 or 1 as lanes of A, 0 to 3 as lane of B";
+            return Err(Refusal::Other(wanted.into()));
+        }
         let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
         let (scale_a, scale_b) = (self.register(scale_a, Bank::B32)?, self.register(scale_b, Bank::B32)?);
-        self.accumulated(d, c, |d| Mma::BlockScaled { d, a, b, scale_a, lanes_a, scale_b, lane_b })
+        self.accumulated(d, c, |d| Mma::BlockScaled {
+            scaling,
+            d,
+            a,
+            b,
+            scale_a,
+            lanes_a,
+            byte_a,
+            scale_b,
+            lane_b,
+            byte_b,
+        })
+    }
+
+    /// A multiplication of floats of eight bits and fewer without scales: with scales of one.
+    fn mma_of_bytes(
+        &mut self,
+        shape: [u32; 3],
+        words: &mut Words<'t>,
+        operands: &[Operand<'t>],
+    ) -> Result<(), Refusal> {
+        let f32_sums = words.take("f32") && words.take("f32");
+        let scaling = Scaling::Mx([narrow(words)?, narrow(words)?]);
+        let ([d, a, b, c], true, [16, 8, 32]) = (self.exactly(operands)?, f32_sums, shape) else {
+            return Err(Refusal::Unknown);
+        };
+        let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
+        let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
+        let (op, ty, mode, one) = (UnaryOp::Move, DataType::U32, FloatMode::PLAIN, self.fresh(Bank::B32)?);
+        self.emit(Arith::Unary { op, ty, mode, dst: one, a: crate::types::Operand::Imm(0x7f7f_7f7f) });
+        let (scale_a, lanes_a, byte_a, scale_b, lane_b, byte_b) = (one, 0, 0, one, 0, 0);
+        self.accumulated(d, c, |d| Mma::BlockScaled {
+            scaling,
+            d,
+            a,
+            b,
+            scale_a,
+            lanes_a,
+            byte_a,
+            scale_b,
+            lane_b,
+            byte_b,
+        })
     }
 
     /// A multiplication that adds to `c` and leaves its sums in `d`. Where these are not the same, it works on
@@ -195,6 +254,13 @@ impl<'t> Lower<'_, 't> {
         }
         Ok(())
     }
+}
+
+/// The next word that names a float of eight bits or fewer, other than a scale.
+fn narrow(words: &mut Words<'_>) -> Result<NarrowFloat, Refusal> {
+    let elements = NarrowFloat::ALL.into_iter().filter(|ty| *ty != NarrowFloat::Ue8m0);
+    let named = |word: &str| elements.clone().find(|ty| print::narrow(*ty) == word);
+    words.find(named).ok_or(Refusal::Unknown)
 }
 
 /// The type of A and B, which must be the same.

@@ -5,7 +5,7 @@
 //! Scales of four eights are one register: lane c of a quad has those of its eight, and each multiplication says which
 //! lane to look at. Of a fragment's scales, even lanes have those of rows r, odd ones those of rows r + 8.
 
-use ptx::instr::Mma;
+use ptx::instr::{Mma, Scaling};
 use ptx::{Addr, Builder, F32, Reg, Shared, U32};
 
 use super::{Products, STRIP_CODES, STRIP_SCALES, WarpMultiplySpec};
@@ -133,13 +133,16 @@ impl CodeOperands {
             let sums = sums.iter().skip((quad * QUAD) as usize);
             for (eight, (sums, tokens)) in sums.zip(tokens).enumerate() {
                 k.emit(Mma::BlockScaled {
+                    scaling: Scaling::NvFp4,
                     d: sums.map(Reg::id),
                     a: words.map(Reg::id),
                     b: tokens.map(Reg::id),
                     scale_a: scale_a.id(),
                     lanes_a: 0,
+                    byte_a: 0,
                     scale_b: scale_b.id(),
                     lane_b: eight as u32,
+                    byte_b: 0,
                 });
             }
         }
