@@ -860,6 +860,27 @@ fn four_bit_floats_are_multiplied_with_a_scale_per_thirty_two() {
     assert_eq!((with(0), with(2)), (96.0, 384.0));
 }
 
+#[test]
+fn a_selector_may_be_in_a_register_that_holds_it_throughout() {
+    // As nvcc writes what CUTLASS has in inline assembly.
+    let with = |more: &str| {
+        let text = format!(
+            ".version 8.8\n.target sm_120a\n.address_size 64\n.entry k() .reqntid 32 {{ .reg .b16 %h<4>; .reg .b32 %r<16>;
+             mov.u16 %h1, 0; mov.u16 %h2, 3; {more}
+             mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue4m3 \
+             {{%r0, %r1, %r2, %r3}}, {{%r4, %r5, %r6, %r7}}, {{%r8, %r9}}, {{%r0, %r1, %r2, %r3}}, \
+             {{%r10}}, {{%h1, %h1}}, {{%r11}}, {{%h1, %h2}}; ret; }}"
+        );
+        let kernel = Module::read(&text).and_then(|module| module.kernel("k", Shape::default()));
+        kernel.map(|kernel| kernel.body.iter().any(|instr| matches!(instr.op, ptx::Op::Mma(_))))
+    };
+    assert_eq!(with("").ok(), Some(true));
+    let other = with("bra on; on:").and(with("back: mov.u16 %h2, 3; bra back;"));
+    assert_eq!(other.ok(), Some(true));
+    let refused = with("add.u16 %h3, %h2, 1; bra on; mov.b32 {%h1, %h2}, %r1; on:").unwrap_err();
+    assert!(refused.to_string().contains("a selector that is"), "{refused}");
+}
+
 /// A warp copies words thread by thread, and another reads them behind a barrier that the copies arrive at.
 fn copied_and_told(arrive: &str, count: u32) -> Kernel {
     let body = format!(

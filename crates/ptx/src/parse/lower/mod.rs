@@ -20,11 +20,11 @@ use super::lexer::refuse;
 use super::reader::Read;
 use super::syntax::{Function, Initial, Instruction, Literal, Loc, Name, Operand, SourceLine, Statement, Variable};
 use crate::error::Error;
-use crate::instr::{Arith, Control, Guard, Instr, Label, Op, Unknown};
+use crate::instr::{Access, Arith, Control, Guard, Instr, Label, Op, UnaryOp, Unknown};
 use crate::kernel::{self, Kernel, LaunchBounds, Param, ParamType, Phase, Region, VariableSpace};
 use crate::print;
 use crate::target::Target;
-use crate::types::{Bank, DataType, ParamId, PhaseId, RegId};
+use crate::types::{self, Bank, DataType, ParamId, PhaseId, RegId};
 use words::Words;
 
 /// Registers that a function may declare: far more than any compiler does.
@@ -124,6 +124,9 @@ struct Lower<'m, 't> {
     dynamic: u32,
     /// A word of shared memory in which barriers count votes, if there are such.
     votes: Option<u32>,
+    /// Numbers that were last put into registers of 16 bits, and those that an instruction relies on, with its place.
+    constants: HashMap<RegId, u64>,
+    relied_on: HashMap<RegId, (u64, u32)>,
     /// Names of which the address is taken.
     taken: HashSet<&'t str>,
     /// Of the functions that are being put in place of their calls, where each one's end is.
@@ -195,6 +198,8 @@ pub(super) fn lower<'t>(
         registers: 0,
         dynamic: 0,
         votes: None,
+        constants: HashMap::new(),
+        relied_on: HashMap::new(),
         taken: addressed_names(read),
         returns: Vec::new(),
         inlined: 0,
@@ -232,6 +237,7 @@ pub(super) fn lower<'t>(
     lower.params(function)?;
     lower.shared_memory(&names, &bodies, shape.dynamic_shared)?;
     lower.block(body)?;
+    lower.relied_on_hold()?;
     let last = lower.kernel.body.last();
     if !last.is_some_and(|last| last.guard.is_none() && last.op == Op::Control(Control::Exit)) {
         lower.guard = None;
@@ -444,7 +450,34 @@ impl<'t> Lower<'_, 't> {
     }
 
     fn emit(&mut self, op: impl Into<Op>) {
-        self.kernel.body.push(Instr { guard: self.guard, op: op.into(), phase: self.phase, line: Some(self.line) });
+        let op = op.into();
+        if let Op::Arith(Arith::Unary { op: UnaryOp::Move, dst, a: types::Operand::Imm(value), .. }) = op
+            && dst.bank == Bank::B16
+        {
+            self.constants.insert(dst, value);
+        }
+        self.kernel.body.push(Instr { guard: self.guard, op, phase: self.phase, line: Some(self.line) });
+    }
+
+    /// Registers that instructions take a number from hold that one wherever they are written.
+    fn relied_on_hold(&self) -> Result<(), Error> {
+        if self.relied_on.is_empty() {
+            return Ok(());
+        }
+        for instr in &self.kernel.body {
+            let mut other = None;
+            instr.registers(&mut |reg, access| {
+                let found = self.relied_on.get(&reg).filter(|_| access != Access::Read);
+                other = found.map(|(value, at)| (*value, *at)).or(other);
+            });
+            let Some((value, at)) = other else { continue };
+            let same = matches!(instr.op, Op::Arith(Arith::Unary { op: UnaryOp::Move, a: types::Operand::Imm(one), .. }) if one == value);
+            if !same || instr.guard.is_some() {
+                let wanted = format!("a selector that is {value} throughout: it is part of the instruction");
+                return Err(self.refuse(at, "a register that is written with something else", wanted));
+            }
+        }
+        Ok(())
     }
 
     fn params(&mut self, function: &Function<'t>) -> Result<(), Error> {

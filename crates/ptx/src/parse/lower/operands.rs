@@ -131,6 +131,18 @@ impl<'t> Lower<'_, 't> {
         u32::try_from(self.constant(operand)?).map_err(|_| Refusal::Unknown)
     }
 
+    /// A whole number that is part of an instruction: written out, or in a register of 16 bits that holds it
+    /// throughout, as compilers have it that write each register once.
+    pub(super) fn selector(&mut self, operand: &syntax::Operand<'t>) -> Result<u32, Refusal> {
+        if let syntax::Operand::Number(..) = operand {
+            return self.small(operand);
+        }
+        let reg = self.register(operand, Bank::B16)?;
+        let value = self.constants.get(&reg).copied().ok_or(Refusal::Unknown)?;
+        self.relied_on.insert(reg, (value, operand.at()));
+        u32::try_from(value).map_err(|_| Refusal::Unknown)
+    }
+
     /// The parts of what is in brackets.
     pub(super) fn bracketed<'o>(&self, operand: &'o syntax::Operand<'t>) -> Result<&'o [syntax::Operand<'t>], Refusal> {
         match operand {

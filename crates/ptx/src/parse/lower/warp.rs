@@ -172,9 +172,9 @@ impl<'t> Lower<'_, 't> {
         }
         let [d, a, b, c, scale_a, select_a, scale_b, select_b] = operands else { return Err(Refusal::Unknown) };
         let (d, c) = (self.registers_of(d, Bank::B32)?, self.registers_of::<4>(c, Bank::B32)?);
-        let selected = |operand: &Operand<'t>| match operand {
+        let mut selected = |operand: &Operand<'t>| match operand {
             Operand::Vector(parts, _) => match &parts[..] {
-                [byte, lane] => Ok((self.small(byte)?, self.small(lane)?)),
+                [byte, lane] => Ok((self.selector(byte)?, self.selector(lane)?)),
                 _ => Err(Refusal::Unknown),
             },
             _ => Err(Refusal::Unknown),
@@ -185,7 +185,8 @@ impl<'t> Lower<'_, 't> {
             return Err(Refusal::Other(wanted.into()));
         }
         let (a, b) = (self.registers_of(a, Bank::B32)?, self.registers_of(b, Bank::B32)?);
-        let (scale_a, scale_b) = (self.register(scale_a, Bank::B32)?, self.register(scale_b, Bank::B32)?);
+        let [scale_a] = self.registers_of(scale_a, Bank::B32)?;
+        let [scale_b] = self.registers_of(scale_b, Bank::B32)?;
         self.accumulated(d, c, |d| Mma::BlockScaled {
             scaling,
             d,
