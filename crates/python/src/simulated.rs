@@ -38,6 +38,19 @@ pub enum ArgParts {
     Unsigned(u64),
     /// A number, as wide as the parameter is.
     Float(f64),
+    /// A structure: values by the byte that each begins at.
+    Structure((Vec<(u64, PieceParts)>,)),
+    /// Bytes as they are.
+    Bytes(Vec<u8>),
+}
+
+/// A part of a structure.
+#[derive(FromPyObject)]
+pub enum PieceParts {
+    /// A tensor map.
+    Map(MapParts),
+    /// An address: a buffer and a byte in it.
+    Pointer((usize, u64)),
     /// Bytes as they are.
     Bytes(Vec<u8>),
 }
@@ -196,30 +209,48 @@ fn argument(arg: &ArgParts, ty: ParamType, buffers: &[Buffer]) -> std::result::R
         ArgParts::Signed(value) if fits((*value).into()) => bytes(value.to_le_bytes()),
         ArgParts::Unsigned(value) if fits((*value).into()) => bytes(value.to_le_bytes()),
         ArgParts::Signed(_) | ArgParts::Unsigned(_) => Err(format!("it does not fit into {size} bytes")),
-        ArgParts::Map((buffer, byte, element, dims, strides, tile, swizzle)) => {
-            let element = match element.as_str() {
-                "u8" => Element::U8,
-                "u16" => Element::U16,
-                "u32" => Element::U32,
-                "f16" => Element::F16,
-                "bf16" => Element::Bf16,
-                "f32" => Element::F32,
-                "u4x16" => Element::U4x16,
-                other => return Err(format!("tensor maps of {other:?} are not simulated")),
+        ArgParts::Map(parts) => map(parts, &address),
+        ArgParts::Structure((parts,)) => {
+            let value = |part: &PieceParts| match part {
+                PieceParts::Map(parts) => map(parts, &address),
+                PieceParts::Pointer((buffer, byte)) => Ok(Arg::Pointer(address(*buffer, *byte)?)),
+                PieceParts::Bytes(bytes) => Ok(Arg::Bytes(bytes.clone(), Vec::new())),
             };
-            let swizzle = match swizzle {
-                0 => Swizzle::None,
-                32 => Swizzle::B32,
-                64 => Swizzle::B64,
-                128 => Swizzle::B128,
-                other => return Err(format!("swizzle is {other}; it is 0, 32, 64 or 128")),
-            };
-            let (dims, strides, tile) = (dims.clone(), strides.clone(), tile.clone());
-            let map = TensorMap { element, address: address(*buffer, *byte)?, dims, strides, tile, swizzle };
-            map.check().map_err(|error| error.to_string())?;
-            Ok(Arg::Map(map))
+            let placed = parts.iter().map(|(at, part)| {
+                let value = value(part).map_err(|what| format!("the part at {at}: {what}"))?;
+                Ok((*at, value))
+            });
+            Arg::structure(placed.collect::<std::result::Result<_, String>>()?, ty)
         }
     }
+}
+
+/// A tensor map over a buffer.
+fn map(
+    (buffer, byte, element, dims, strides, tile, swizzle): &MapParts,
+    address: &dyn Fn(usize, u64) -> std::result::Result<u64, String>,
+) -> std::result::Result<Arg, String> {
+    let element = match element.as_str() {
+        "u8" => Element::U8,
+        "u16" => Element::U16,
+        "u32" => Element::U32,
+        "f16" => Element::F16,
+        "bf16" => Element::Bf16,
+        "f32" => Element::F32,
+        "u4x16" => Element::U4x16,
+        other => return Err(format!("tensor maps of {other:?} are not simulated")),
+    };
+    let swizzle = match swizzle {
+        0 => Swizzle::None,
+        32 => Swizzle::B32,
+        64 => Swizzle::B64,
+        128 => Swizzle::B128,
+        other => return Err(format!("swizzle is {other}; it is 0, 32, 64 or 128")),
+    };
+    let (dims, strides, tile) = (dims.clone(), strides.clone(), tile.clone());
+    let map = TensorMap { element, address: address(*buffer, *byte)?, dims, strides, tile, swizzle };
+    map.check().map_err(|error| error.to_string())?;
+    Ok(Arg::Map(map))
 }
 
 fn found(graded: &Graded) -> Found {

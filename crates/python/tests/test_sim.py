@@ -132,6 +132,25 @@ def test_a_tile_by_a_tensor_map():
         sim.launch(TILE, 1, [sim.TensorMap(a.astype(float), box=(4, 8)), out])
 
 
+def test_a_structure_by_its_parts():
+    # The same kernel with one parameter: the map, the pointer behind it, and a number that nobody reads.
+    text = TILE.replace(".b8 map[128], .param .u64 out)", ".b8 map[192])").replace("[out]", "[map+128]")
+    a = np.arange(16 * 16, dtype=np.uint16).reshape(16, 16)
+    out = np.zeros((4, 8), dtype=np.uint16)
+    params = {0: sim.TensorMap(a, box=(4, 8)), 128: out, 136: np.uint32(64), 140: b"\1\2"}
+    report = sim.launch(text, 1, [sim.Parts(params)])
+    assert not report.findings, report
+    np.testing.assert_array_equal(out, a[1:5, 8:16])
+    for change, error, match in [
+        ({132: np.uint32(1)}, ValueError, "part at 128 ends before byte 136, and the part at 132 overlaps"),
+        ({188: np.uint64(1)}, ValueError, "part at 188: its 8 bytes reach beyond the parameter's 192"),
+        ({0: b"", 32: sim.TensorMap(a, box=(4, 8))}, ValueError, "multiple of 64"),
+        ({144: 64}, TypeError, "the part at 144 is a int; .*numpy.uint32"),
+    ]:
+        with pytest.raises(error, match=match):
+            sim.launch(text, 1, [sim.Parts(params | change)])
+
+
 def test_torch_s_tensors():
     torch = pytest.importorskip("torch")
     x, y = torch.randn(1504), torch.randn(1504)

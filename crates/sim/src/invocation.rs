@@ -30,8 +30,9 @@ pub enum Arg {
     Bytes(Vec<u8>, Vec<(u32, TensorMap)>),
 }
 
-/// Bytes of a tensor map among parameters.
+/// Bytes of a tensor map among parameters, and what it begins at a multiple of.
 const MAP_BYTES: u64 = 128;
+const MAP_ALIGN: u64 = 64;
 
 /// Little-endian bytes as a number.
 fn number(bytes: &[u8]) -> u64 {
@@ -63,6 +64,44 @@ impl From<TensorMap> for Arg {
 }
 
 impl Arg {
+    /// A structure for a parameter, made of parts at byte offsets; what no part covers is zero, as padding that a host
+    /// has cleared. If there is something wrong with a part, a sentence says what.
+    pub fn structure(parts: Vec<(u64, Arg)>, ty: ParamType) -> Result<Arg, String> {
+        let (size, align) = ty.layout();
+        let (mut bytes, mut maps) = (vec![0; size as usize], Vec::new());
+        let mut taken = Vec::with_capacity(parts.len());
+        for (at, value) in parts {
+            let whose = |what: String| format!("the part at {at}: {what}");
+            let content = match &value {
+                Arg::U32(value) => value.to_le_bytes().to_vec(),
+                Arg::S32(value) => value.to_le_bytes().to_vec(),
+                Arg::F32(value) => value.to_le_bytes().to_vec(),
+                Arg::U64(value) | Arg::Pointer(value) => value.to_le_bytes().to_vec(),
+                Arg::Bytes(bytes, _) => bytes.clone(),
+                // What the bytes of a map are nobody may ask.
+                _ => vec![0; TensorMap::BYTES],
+            };
+            let end = at.checked_add(content.len() as u64).filter(|end| *end <= size);
+            let end =
+                end.ok_or_else(|| whose(format!("its {} bytes reach beyond the parameter's {size}", content.len())))?;
+            bytes[at as usize..end as usize].copy_from_slice(&content);
+            taken.push((at, end));
+            if let Arg::Map(map) = value {
+                if !at.is_multiple_of(MAP_ALIGN) || align < MAP_ALIGN {
+                    let what = format!("a tensor map begins at a multiple of {MAP_ALIGN} bytes, in a parameter");
+                    return Err(whose(format!("{what} that is aligned to as many; this one is to {align}")));
+                }
+                maps.push((at as u32, map));
+            }
+        }
+        taken.sort_unstable();
+        if let Some(pair) = taken.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+            let ((first, end), (second, _)) = (pair[0], pair[1]);
+            return Err(format!("the part at {first} ends before byte {end}, and the part at {second} overlaps it"));
+        }
+        Ok(Arg::Bytes(bytes, maps))
+    }
+
     fn suits(&self, ty: ParamType, foreign: bool) -> bool {
         let (size, _) = ty.layout();
         matches!(
@@ -82,7 +121,7 @@ impl Arg {
             }
             (Arg::U64(_) | Arg::Pointer(_), ParamType::Bytes { .. } | ParamType::Scalar(_)) if foreign => size == 8,
             (Arg::Bytes(bytes, maps), _) if foreign => {
-                let inside = |at: u32| u64::from(at) + MAP_BYTES <= size && at.is_multiple_of(64);
+                let inside = |at: u32| u64::from(at) + MAP_BYTES <= size && u64::from(at).is_multiple_of(MAP_ALIGN);
                 bytes.len() as u64 <= size && maps.iter().all(|(at, _)| inside(*at))
             }
             (Arg::Map(_), ParamType::Bytes { size: 128.., .. }) => true,

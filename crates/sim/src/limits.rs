@@ -91,10 +91,11 @@ pub enum Rules {
     /// may be copied over those that a multiplication before reads, a load whose registers were read is over, these may
     /// be written before it is waited for, and the address that an allocation leaves may be read
     /// behind any barrier, and overwritten by a copy. Barriers whose initialisation is known may be used by copies
-    /// without a fence, and by threads that know it to be executed, from however relaxed a barrier; threads may store what another one has stored there, lanes of a warp one box to one place, and
-    /// matrices where the warp has loaded others. `elect.sync` elects the first lane, registers that were not written
-    /// may be computed with where nothing depends on it, the warps of a warpgroup need not meet between changes of
-    /// their registers, and a block may end before its stores are read.
+    /// without a fence, and by threads that know it to be executed, from however relaxed a barrier. Threads may store
+    /// what another one has stored there, lanes of a warp one box to one place, and matrices where the warp has loaded
+    /// others. `elect.sync` elects the first lane, registers that were not written may be computed with where nothing
+    /// depends on it, the warps of a warpgroup need not meet between changes of their registers, and a block may end
+    /// before its stores are read.
     #[default]
     Practice,
     /// The ISA's: every access comes after those it conflicts with by release and acquire, and by a fence between

@@ -8,9 +8,6 @@ use sim::Arg;
 
 use super::arrays::Dtype;
 
-/// Where a tensor map may begin in a structure, and what the structure has to be aligned to.
-const MAP_ALIGN: u64 = 64;
-
 /// What an argument's kind may be, for messages.
 const KINDS: &str = "buffer, u32, i32, u64, i64, f32, f64, bytes, tensor_map and parts";
 
@@ -126,49 +123,22 @@ impl MapFile {
     }
 }
 
-/// A structure of parts at byte offsets; what no part covers is zero, as padding that a host has cleared.
+/// A structure of parts at byte offsets.
 fn structure(parts: &[ArgFile], size: Option<u64>, param: &Param, named: &Named<'_>) -> Result<Arg, String> {
-    let (wanted, align) = param.ty.layout();
+    let (wanted, _) = param.ty.layout();
     if let Some(size) = size.filter(|size| *size != wanted) {
         return Err(format!("size is {size}, and the parameter has {wanted} bytes; is the file for another kernel?"));
     }
-    let (mut bytes, mut maps) = (vec![0; wanted as usize], Vec::new());
-    let mut taken = Vec::with_capacity(parts.len());
+    let mut values = Vec::with_capacity(parts.len());
     for (index, part) in parts.iter().enumerate() {
         let at = part.at.ok_or_else(|| format!("part {index} has no at; say at which byte it begins"))?;
         let whose = |what: String| format!("the part at {at}: {what}");
         if part.parts.is_some() || part.size.is_some() {
             return Err(whose("a part has no parts or size of its own; give each with its place in the whole".into()));
         }
-        let value = part.value(named).map_err(whose)?;
-        let content = match &value {
-            Arg::U32(value) => value.to_le_bytes().to_vec(),
-            Arg::S32(value) => value.to_le_bytes().to_vec(),
-            Arg::F32(value) => value.to_le_bytes().to_vec(),
-            Arg::U64(value) | Arg::Pointer(value) => value.to_le_bytes().to_vec(),
-            Arg::Bytes(bytes, _) => bytes.clone(),
-            // What the bytes of a map are nobody may ask.
-            _ => vec![0; TensorMap::BYTES],
-        };
-        let end = at.checked_add(content.len() as u64).filter(|end| *end <= wanted);
-        let end =
-            end.ok_or_else(|| whose(format!("its {} bytes reach beyond the parameter's {wanted}", content.len())))?;
-        bytes[at as usize..end as usize].copy_from_slice(&content);
-        taken.push((at, end));
-        if let Arg::Map(map) = value {
-            if !at.is_multiple_of(MAP_ALIGN) || align < MAP_ALIGN {
-                let what = format!("a tensor map begins at a multiple of {MAP_ALIGN} bytes, in a parameter");
-                return Err(whose(format!("{what} that is aligned to as many; this one is to {align}")));
-            }
-            maps.push((at as u32, map));
-        }
+        values.push((at, part.value(named).map_err(whose)?));
     }
-    taken.sort_unstable();
-    if let Some(pair) = taken.windows(2).find(|pair| pair[1].0 < pair[0].1) {
-        let ((first, end), (second, _)) = (pair[0], pair[1]);
-        return Err(format!("the part at {first} ends before byte {end}, and the part at {second} overlaps it"));
-    }
-    Ok(Arg::Bytes(bytes, maps))
+    Arg::structure(values, param.ty)
 }
 
 fn unhex(hex: &str) -> Option<Vec<u8>> {

@@ -39,7 +39,8 @@ _Sides = tuple[int, int, int]
 # A kernel's argument: buffer and byte; buffer, byte, element, dimensions, strides, box and swizzle of a tensor map; a
 # number; or bytes.
 _Map = tuple[int, int, str, list[int], list[int], list[int], int]
-_Argument = tuple[int, int] | _Map | int | float | bytes
+_Part = tuple[int, int] | _Map | bytes
+_Argument = tuple[int, int] | _Map | tuple[list[tuple[int, _Part]]] | int | float | bytes
 
 def quantize(values: _Numbers, codes: Any, scales: Any, global_scale: float | None) -> float: ...
 def dequantize(matrix: _Matrix, values: Any) -> None: ...

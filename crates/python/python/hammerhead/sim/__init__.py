@@ -31,9 +31,9 @@ Triton's kernels are launched as always, inside of :func:`triton` or through :fu
 be there.
 """
 
-from hammerhead.sim._launch import TensorMap, launch
+from hammerhead.sim._launch import Parts, TensorMap, launch
 from hammerhead.sim._memory import Tensor
 from hammerhead.sim._report import Finding, FindingsError, Report
 from hammerhead.sim._triton import check, triton
 
-__all__ = ["Finding", "FindingsError", "Report", "Tensor", "TensorMap", "check", "launch", "triton"]
+__all__ = ["Finding", "FindingsError", "Parts", "Report", "Tensor", "TensorMap", "check", "launch", "triton"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +59,46 @@ class TensorMap:
         return Map(memory.add(name, self.array), element, dims, outer[::-1], box, self.swizzle)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A structure that a kernel takes by value, such as CUTLASS's ``Params``: values by the byte that each begins at.
+
+    They are arrays (for pointers), :class:`TensorMap`, bytes, and numbers that say how wide they are, such as
+    ``numpy.uint32(64)``. Bytes that no part covers are zero.
+    """
+
+    values: Mapping[int, Any]
+
+    def placed(self, name: str, memory: Memory) -> Structure:
+        """The structure, with its arrays in memory."""
+        return Structure([(at, _part(f"{name}, the part at {at}", value, memory)) for at, value in self.values.items()])
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Parts whose arrays are in memory."""
+
+    parts: list[tuple[int, Pointer | Map | bytes]]
+
+
+def _part(name: str, value: Any, memory: Memory) -> Pointer | Map | bytes:
+    if isinstance(value, TensorMap):
+        return value.placed(name, memory)
+    if isinstance(value, bytes):
+        return value
+    if hasattr(value, "tobytes") and getattr(value, "shape", None) == ():
+        return bytes(value.tobytes())
+    if is_array(value):
+        return Pointer(memory.add(name, value))
+    raise TypeError(f"{name} is a {type(value).__name__}; give an array, a tensor map, bytes, or a number like numpy.uint32(64)")
+
+
 ELEMENTS = {
     "uint8": "u8", "int8": "u8", "uint16": "u16", "int16": "u16", "uint32": "u32", "int32": "u32",
     "float16": "f16", "bfloat16": "bf16", "float32": "f32",
 }  # fmt: skip
 
-Argument = Pointer | Map | int | float | bytes
+Argument = Pointer | Map | Structure | int | float | bytes
 
 
 def launch(
@@ -82,14 +116,14 @@ def launch(
     """Runs a kernel's text in the simulator, under so many schedules.
 
     ``args`` has one value for each parameter: arrays of numpy's or torch's (or :class:`Tensor`) for pointers,
-    :class:`TensorMap`, numbers, and bytes for structures. Arrays hold afterwards what the first schedule left in them.
+    :class:`TensorMap`, numbers, and bytes or :class:`Parts` for structures. Arrays hold afterwards what the first schedule left in them.
     ``block`` and ``cluster`` may be left out where the text says them, ``entry`` where there is one; ``shared`` is the
     dynamic part. ``rules`` are ``"practice"`` or ``"letter"``.
     """
     memory = Memory()
     given: list[Argument] = []
     for number, value in enumerate(args):
-        if isinstance(value, TensorMap):
+        if isinstance(value, (TensorMap, Parts)):
             given.append(value.placed(f"argument {number}", memory))
         elif is_array(value):
             given.append(Pointer(memory.add(f"argument {number}", value)))
@@ -98,7 +132,7 @@ def launch(
         elif hasattr(value, "tobytes") and getattr(value, "shape", None) == ():
             given.append(value.tobytes())
         else:
-            raise TypeError(f"argument {number} is a {type(value).__name__}; give an array, a tensor map, a number or bytes")
+            raise TypeError(f"argument {number} is a {type(value).__name__}; give an array, a tensor map, a number, bytes or parts")
     return run(ptx, grid, given, memory, block, cluster, shared, entry, rules, schedules)
 
 
@@ -128,6 +162,8 @@ def run(
 def _placed(arg: Argument, memory: Memory) -> Any:
     if isinstance(arg, Pointer):
         return memory.place(arg.address) if arg.address else 0
+    if isinstance(arg, Structure):
+        return ([(at, _placed(part, memory)) for at, part in arg.parts],)
     if isinstance(arg, Map):
         return (*memory.place(arg.address), arg.element, arg.dims, arg.strides, arg.box, arg.swizzle)
     return arg
