@@ -18,7 +18,7 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use format::{BLOCK, GlobalScale, Matrix};
+use format::{BLOCK, GlobalScale, Matrix, Scaling};
 use memmap2::{Mmap, MmapMut};
 
 use super::memory::PAGE;
@@ -96,8 +96,12 @@ impl PackedPanels {
     /// Packs all groups into one piece of memory. Large pages spare memory-bound kernels a page walk every 4 KB, and
     /// the matrices of small experts would not fill theirs. Threads take one panel after the other, so that on a
     /// machine with several memory nodes every matrix is spread over the nodes of the threads that will read it.
+    ///
+    /// The layout has e4m3 scales for 16 elements: MXFP4 is widened to that, or refused where it is not exact.
     pub(super) fn new(weights: &[Weights<'_>], team: &Team) -> Result<Self> {
         let matrices = || weights.iter().flat_map(Weights::matrices);
+        let widened = matrices().map(|matrix| matrix.in_scaling(Scaling::NvFp4));
+        let widened = widened.collect::<format::Result<Vec<Matrix<'_>>>>()?;
         let bytes = matrices().map(|matrix| packed_bytes(matrix).next_multiple_of(PAGE)).sum::<usize>().max(1);
         let failed = |source| Error::Memory { bytes, what: "packed weights", source };
         let mut memory = MmapMut::map_anon(bytes).map_err(failed)?;
@@ -106,7 +110,7 @@ impl PackedPanels {
         let _ = memory.advise(memmap2::Advice::HugePage);
         let mut places = Vec::new();
         let (mut rest, mut start) = (&mut memory[..], 0);
-        for matrix in matrices() {
+        for matrix in &widened {
             let length = packed_bytes(matrix);
             let (place, others) = rest.split_at_mut(length.next_multiple_of(PAGE));
             places.push((matrix, &mut place[..length]));

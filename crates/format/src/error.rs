@@ -100,8 +100,10 @@ pub enum Error {
         /// Elements of each row.
         columns: usize,
     },
-    /// K of an MXFP8 matrix is not made of whole blocks.
-    #[error("K is {k}, but an MXFP8 row is made of blocks of 32: pad K with zeros to a positive multiple of 32")]
+    /// K of an MXFP4 or MXFP8 matrix is not made of whole blocks.
+    #[error(
+        "K is {k}, but an MXFP4 or MXFP8 row is made of blocks of 32: pad K with zeros to a positive multiple of 32"
+    )]
     UnevenMx {
         /// The K that came.
         k: usize,
@@ -240,7 +242,7 @@ pub enum Error {
     },
     /// MXFP4 blocks whose scales are too far apart for one NVFP4 matrix.
     #[error(
-        "its MXFP4 scales span 2^{least} (row {}, block {}) to 2^{most} (row {}, block {}), but the e4m3 scales of NVFP4 have 18 consecutive powers of two: this matrix has no exact NVFP4 form; quantise its bf16 source anew",
+        "its MXFP4 scales span 2^{least} (row {}, block {}) to 2^{most} (row {}, block {}), but the e4m3 scales of NVFP4 have 18 consecutive powers of two: this matrix has no exact NVFP4 form, which this backend needs; compute it on a Hopper GPU (sm90), or quantise its bf16 source anew",
         at[0], at[1], most_at[0], most_at[1]
     )]
     Widening {
@@ -253,10 +255,33 @@ pub enum Error {
         /// Its row and block.
         most_at: [usize; 2],
     },
-    /// A global scale that has no room for what widening MXFP4 adds to it.
+    /// MXFP4 blocks whose scales are too far apart for one matrix.
     #[error(
-        "its global scale is {came}, which times 2^{exponent} is no f32: this matrix has no exact NVFP4 form; quantise its bf16 source anew"
+        "its MXFP4 scales span 2^{least} (row {}, block {}) to 2^{most} (row {}, block {}), which is more powers of two than can be computed with (127 at most, 25 where numbers are f16); quantise its bf16 source anew",
+        at[0], at[1], most_at[0], most_at[1]
     )]
+    Powers {
+        /// The smallest scale's exponent, of blocks that are not zero.
+        least: i32,
+        /// Its row and block.
+        at: [usize; 2],
+        /// The largest scale's exponent.
+        most: i32,
+        /// Its row and block.
+        most_at: [usize; 2],
+    },
+    /// An NVFP4 block of 32 elements that MXFP4 has no scale for.
+    #[error(
+        "row {row}, block {block} of 32 elements has two scales, or one that is no power of two: this matrix has no exact MXFP4 form; pack it as NVFP4"
+    )]
+    Narrowing {
+        /// The row.
+        row: usize,
+        /// The block of 32.
+        block: usize,
+    },
+    /// A global scale that has no room for what MXFP4's scales have in common.
+    #[error("its global scale is {came}, which times 2^{exponent} is no f32; quantise its bf16 source anew")]
     WideningGlobal {
         /// The global scale that came.
         came: GlobalScale,

@@ -7,10 +7,7 @@
 use std::borrow::Cow;
 
 use crate::matrix::{check_k, check_length};
-use crate::{Error, Result, e4m3};
-
-/// Elements of a row that share a scale of MXFP8.
-pub const MX_BLOCK: usize = 32;
+use crate::{Error, MX_BLOCK, Result, e4m3};
 
 /// The sides of blocks, in elements of a row, are multiples of this.
 const BLOCK_STEP: usize = 32;

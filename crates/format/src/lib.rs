@@ -38,10 +38,13 @@ pub mod tensors;
 
 pub use dense::{Dense, Values};
 pub use error::{Error, Result};
-pub use fp8::{Fp8Matrix, Fp8Scales, MX_BLOCK};
+pub use fp8::{Fp8Matrix, Fp8Scales};
 pub use global::GlobalScale;
-pub use matrix::Matrix;
+pub use matrix::{Matrix, Scaling};
 pub use quantize::{Loss, Thresholds, loss, quantize};
 
 /// How many consecutive elements of a row share one e4m3 scale.
 pub const BLOCK: usize = 16;
+
+/// The number of consecutive elements that share one scale in MXFP4 and MXFP8.
+pub const MX_BLOCK: usize = 32;

@@ -1,31 +1,83 @@
-//! An NVFP4 matrix: rows of K elements along which products are summed, two codes a byte, a scale for
-//! every sixteen elements, and one global scale.
+//! A matrix of four bits per element: rows of K elements along which products are summed, two codes a byte, a scale
+//! for every block of elements, and one global scale. NVFP4 has an e4m3 scale for sixteen elements, MXFP4 a power of
+//! two for thirty-two; codes are the same.
 //!
 //! The bytes are borrowed where they can be (a mapped checkpoint is tens of gigabytes) and owned where
 //! they must be. Whoever holds a [`Matrix`] may rely on what [`Matrix::new`] checked: lengths agree with
 //! the shape, no scale is NaN, the global scale is finite.
 
+mod mxfp4;
+
 use std::borrow::Cow;
+use std::fmt;
 
 use crate::error::usable;
-use crate::{BLOCK, Error, GlobalScale, Result, e2m1, e4m3};
+use crate::{BLOCK, Error, GlobalScale, MX_BLOCK, Result, e2m1, e4m3};
 
-/// An NVFP4 matrix of shape [rows, K].
+/// How the codes of a matrix share scales.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scaling {
+    /// NVFP4: an e4m3 number for 16 elements.
+    #[default]
+    NvFp4,
+    /// MXFP4: a power of two for 32 elements, within [`Scaling::MOST_HALF_POWERS`] powers of two.
+    MxFp4,
+    /// The same over more powers of two. Codes times scales are exact in bfloat16 and f32, but not in f16.
+    WideMxFp4,
+}
+
+impl Scaling {
+    /// The powers of two that scales may span where a code times its scale is to be an f16: 2⁸ to 2⁻¹⁶.
+    pub const MOST_HALF_POWERS: usize = 25;
+
+    /// How many elements share a scale.
+    pub const fn block(self) -> usize {
+        match self {
+            Scaling::NvFp4 => BLOCK,
+            Scaling::MxFp4 | Scaling::WideMxFp4 => MX_BLOCK,
+        }
+    }
+
+    /// Whether scales are powers of two for 32 elements.
+    pub const fn is_mx(self) -> bool {
+        matches!(self, Scaling::MxFp4 | Scaling::WideMxFp4)
+    }
+
+    /// What all of some matrices may have: that of the widest, or NVFP4 if one of them has that, or if there are none.
+    pub fn common<'m, 'a: 'm>(matrices: impl IntoIterator<Item = &'m Matrix<'a>>) -> Self {
+        let scalings = matrices.into_iter().map(Matrix::scaling);
+        let joined = |one: Self, other: Self| if one.is_mx() && other.is_mx() { one.max(other) } else { Self::NvFp4 };
+        scalings.reduce(joined).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Scaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Scaling::NvFp4 => "nvfp4",
+            Scaling::MxFp4 => "mxfp4",
+            Scaling::WideMxFp4 => "mxfp4 over many powers of two",
+        })
+    }
+}
+
+/// A matrix of four bits per element, of shape [rows, K].
 ///
-/// `codes` holds two e2m1 codes a byte, the even k in the low nibble, row after row; `scales` one e4m3
-/// byte for each sixteen elements, row-major [rows, K/16]. A negative scale is a legal e4m3 number and
-/// means what it says.
+/// `codes` holds two e2m1 codes a byte, the even k in the low nibble, row after row. `scales` holds a byte for each
+/// block, row-major. For NVFP4 that is an e4m3 number for sixteen elements; a negative one is legal and means what it
+/// says. For MXFP4 ([`Matrix::mx`]) it is the biased exponent s of 2^(s−127) for thirty-two.
 #[derive(Clone, Debug)]
 pub struct Matrix<'a> {
     rows: usize,
     k: usize,
     codes: Cow<'a, [u8]>,
     scales: Cow<'a, [u8]>,
+    scaling: Scaling,
     global: GlobalScale,
 }
 
 impl<'a> Matrix<'a> {
-    /// Checks the parts against each other and puts them together.
+    /// Checks the parts of an NVFP4 matrix against each other and puts them together.
     ///
     /// # Errors
     ///
@@ -47,7 +99,7 @@ impl<'a> Matrix<'a> {
             let blocks = k / BLOCK;
             return Err(Error::NanScale { row: position / blocks, block: position % blocks, byte: scales[position] });
         }
-        Ok(Self { rows, k, codes, scales, global: usable(global)? })
+        Ok(Self { rows, k, codes, scales, scaling: Scaling::NvFp4, global: usable(global)? })
     }
 
     /// The number of rows.
@@ -60,9 +112,14 @@ impl<'a> Matrix<'a> {
         self.k
     }
 
-    /// The number of scales in a row, K/16.
+    /// How codes share scales.
+    pub fn scaling(&self) -> Scaling {
+        self.scaling
+    }
+
+    /// The number of scales in a row, K/16 or K/32.
     pub fn blocks(&self) -> usize {
-        self.k / BLOCK
+        self.k / self.scaling.block()
     }
 
     /// The scale of every element.
@@ -75,7 +132,7 @@ impl<'a> Matrix<'a> {
         &self.codes
     }
 
-    /// The e4m3 scales, [rows, K/16].
+    /// The scales, [rows, K/16] or [rows, K/32].
     pub fn scales(&self) -> &[u8] {
         &self.scales
     }
@@ -114,6 +171,7 @@ impl<'a> Matrix<'a> {
             k: self.k,
             codes: Cow::Owned(self.codes.into_owned()),
             scales: Cow::Owned(self.scales.into_owned()),
+            scaling: self.scaling,
             global: self.global,
         }
     }
@@ -125,27 +183,41 @@ impl<'a> Matrix<'a> {
             k: self.k,
             codes: Cow::Borrowed(&self.codes),
             scales: Cow::Borrowed(&self.scales),
+            scaling: self.scaling,
             global: self.global,
         }
     }
 
-    /// One row as code · scale, without the global scale: at most six significant bits, so exact in f32
-    /// (and in f16 and bf16).
+    /// One row as code · scale, without the global scale: at most six significant bits, so exact in f32 and bf16
+    /// (and in f16, but for [`Scaling::WideMxFp4`]).
     ///
     /// # Panics
     ///
     /// If there is no such row, or if `out` is not K long.
     pub fn unscaled_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.k, "a row has K elements");
-        let blocks = out.chunks_exact_mut(BLOCK).zip(self.row_codes(row).chunks_exact(BLOCK / 2));
+        let block = self.scaling.block();
+        let blocks = out.chunks_exact_mut(block).zip(self.row_codes(row).chunks_exact(block / 2));
         for ((out, codes), &scale) in blocks.zip(self.row_scales(row)) {
-            let scale = e4m3::decode(scale);
+            let scale = self.scale(scale);
             for (pair, &byte) in out.chunks_exact_mut(2).zip(codes) {
                 let [low, high] = e2m1::PAIRS[usize::from(byte)];
                 pair[0] = low * scale;
                 pair[1] = high * scale;
             }
         }
+    }
+
+    /// A scale byte's value.
+    fn scale(&self, byte: u8) -> f32 {
+        if self.scaling.is_mx() { mxfp4::decode(byte) } else { e4m3::decode(byte) }
+    }
+
+    /// The largest magnitude of a scale; 0 without any.
+    pub fn largest_scale(&self) -> f32 {
+        // Bytes without their sign rise with what they mean.
+        let magnitude = if self.scaling.is_mx() { 0xFF } else { 0x7F };
+        self.scales.iter().map(|scale| scale & magnitude).max().map_or(0.0, |largest| self.scale(largest))
     }
 
     /// The whole matrix, row-major, as (code · scale) · global in f32. The one rounding is that of the

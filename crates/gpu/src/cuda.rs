@@ -232,7 +232,9 @@ unsafe impl Backend for Cuda {
         let desks = team.kept::<Desks>();
         let mut desk = desks.take(self.device)?;
         if let Some(widened) = widened(problem, &operands)? {
-            let problem = Problem::new(problem.groups().to_vec(), problem.gate(), Activation::F32, problem.output())?;
+            let (groups, scaling) = (problem.groups().to_vec(), problem.scaling());
+            let problem = Problem::new(groups, problem.gate(), Activation::F32, problem.output())?;
+            let problem = problem.with_scaling(scaling)?;
             let config = plan::cheapest(self.family(), &problem, &self.facts())?;
             desk.run(&problem, &config, Operands { activations: &widened, ..operands })?;
         } else {

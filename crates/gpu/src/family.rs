@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use format::Matrix;
+use format::{Matrix, Scaling};
 pub use op::Phase;
 use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result, Setting, Strategy, Team};
 use ptx::{Kernel, Target};
@@ -63,15 +63,21 @@ pub trait Family: fmt::Debug + Send + Sync {
         pack::LAYOUT
     }
 
-    /// A matrix in that layout, made on a team's threads. Where words may be in several orders, they are in order for
-    /// these tokens.
-    fn pack(&self, matrix: &Matrix<'_>, codes: Codes, team: &Team) -> Vec<u8> {
-        pack::pack_as(matrix, codes, team)
+    /// How codes share scales in that layout, of weights that share them so: MXFP4 is widened to NVFP4, unless a
+    /// family's kernels take it as it is.
+    fn scaling(&self, _of_weights: Scaling) -> Scaling {
+        Scaling::NvFp4
     }
 
-    /// Bytes of a matrix in that layout.
-    fn packed_bytes(&self, rows: usize, k: usize) -> usize {
-        pack::packed_bytes(rows, k)
+    /// A matrix in that layout, made on a team's threads, of weights that share scales so. Where words may be in
+    /// several orders, they are in order for these tokens.
+    fn pack(&self, matrix: &Matrix<'_>, codes: Codes, of_weights: Scaling, team: &Team) -> Result<Vec<u8>> {
+        Ok(pack::pack_as(&matrix.in_scaling(self.scaling(of_weights))?, codes, team))
+    }
+
+    /// Bytes of a matrix in that layout, of weights that share scales so.
+    fn packed_bytes(&self, rows: usize, k: usize, of_weights: Scaling) -> usize {
+        pack::packed_bytes(rows, k, self.scaling(of_weights))
     }
 
     /// How tokens of a type are made what its tensor cores take, unless they are that already.

@@ -96,7 +96,8 @@ impl HostExperts {
         let family = Device::of(device)?.family;
         let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>, slots: &[u32]| {
             let shape = LayerShape::of(mlps, weights.gate(), intermediate).in_precision(precision);
-            let shape = LayerShape { experts: slots.len() as u32, invariant, gated: gate.is_some(), ..shape };
+            let (experts, scaling) = (slots.len() as u32, family.scaling(shape.scaling));
+            let shape = LayerShape { experts, scaling, invariant, gated: gate.is_some(), ..shape };
             let packed = slots.iter().map(|&expert| {
                 let packed = PackedExpert::new((family, team), &shape, &mlps[expert as usize])?;
                 Ok(Arc::new(match gate {

@@ -45,13 +45,24 @@
 //! block; under a scale of zero the codes are made zero too, since the bfloat16 has no zero. A word's bytes, from the
 //! lowest, are the scales of steps 2, 0, 3, 1: shifted and masked, two of them are a pair for the weights of one word.
 //!
+//! **MXFP4** ([`Scales::ThirtyTwos`]) has the same words and a byte of scale for each of them: a chunk is 1088 bytes,
+//!
+//! ```text
+//! 0..1024     codes, as above
+//! 1024..1088  scales: for each of 32 rows, a byte per 32 of k
+//! ```
+//!
+//! A byte s is 2^(s−127), at most 2⁸ ([`format::Matrix::mx`]). Times 2⁷ that is a half whose exponent is s − 105, if it
+//! is at least 2⁻¹⁶; and with 2¹¹⁹ a bfloat16 whose exponent is s + 119. So one multiplication of a byte brings it to
+//! where both numbers of a pair have their exponents, and what is added with it takes care of the offset.
+//!
 //! **Where tensor cores take NVFP4 itself** ([`pack_codes`]), chunks have the same places and other words: with c =
 //! lane % 4, a word holds the codes of columns 8c to 8c + 8 of its 32, those with an even column in its low half and
 //! those with an odd one in its high half, so that few steps make pairs of floats of them for tokens of 16 bits. (A
 //! tensor core asks for neighbours, but any order will do that tokens have too.) A word's bytes are the scales of steps
 //! 0, 1, 2, 3, as e4m3 without a sign.
 
-use format::{BLOCK, Matrix};
+use format::{BLOCK, MX_BLOCK, Matrix, Scaling};
 use op::Team;
 
 /// The name of the layout.
@@ -66,8 +77,37 @@ pub const CHUNK_ROWS: usize = 32;
 pub const CHUNK_DEPTH: usize = 64;
 /// Bytes of a chunk's codes.
 pub const CODE_BYTES: u32 = 1024;
-/// Bytes of a chunk.
-pub const CHUNK_BYTES: u32 = 1152;
+/// Bytes of a chunk of NVFP4.
+pub const CHUNK_BYTES: u32 = Scales::Sixteens.chunk_bytes();
+
+/// How a chunk's scales lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scales {
+    /// Those of NVFP4: a byte per row and 16 of k.
+    Sixteens,
+    /// Those of MXFP4: a byte per row and 32 of k.
+    ThirtyTwos,
+}
+
+impl Scales {
+    /// How those of matrices lie that share scales so.
+    pub const fn of(scaling: Scaling) -> Self {
+        if scaling.is_mx() { Scales::ThirtyTwos } else { Scales::Sixteens }
+    }
+
+    /// Bytes of a row's scales.
+    pub const fn row_bytes(self) -> u32 {
+        match self {
+            Scales::Sixteens => 4,
+            Scales::ThirtyTwos => 2,
+        }
+    }
+
+    /// Bytes of a chunk.
+    pub const fn chunk_bytes(self) -> u32 {
+        CODE_BYTES + CHUNK_ROWS as u32 * self.row_bytes()
+    }
+}
 
 /// What a word's bits are in order for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,29 +129,35 @@ impl Codes {
     }
 }
 
+/// The byte of an MXFP4 scale that is 1.
+const MX_ONE: u8 = 127;
 /// Columns of the four weights, from the first one.
 const COLUMNS: [usize; 4] = [0, 8, BLOCK, BLOCK + 8];
 /// The steps of 16 whose scales are a word's bytes, from the lowest.
 const SCALE_STEPS: [usize; 4] = [2, 0, 3, 1];
 
-/// Bytes of a packed matrix: 9/16 of a byte for each weight, as in a checkpoint, once rows are rounded up to 32 and k
-/// to 64.
-pub fn packed_bytes(rows: usize, k: usize) -> usize {
-    rows.div_ceil(CHUNK_ROWS) * run_bytes(k)
+/// Bytes of a packed matrix: 9/16 of a byte for each weight of NVFP4 and 17/32 of MXFP4, as in a checkpoint, once rows
+/// are rounded up to 32 and k to 64.
+pub fn packed_bytes(rows: usize, k: usize, scaling: Scaling) -> usize {
+    rows.div_ceil(CHUNK_ROWS) * run_bytes(k, Scales::of(scaling))
 }
 
 /// Bytes of the chunks of 32 rows.
-fn run_bytes(k: usize) -> usize {
-    k.div_ceil(CHUNK_DEPTH) * CHUNK_BYTES as usize
+fn run_bytes(k: usize, scales: Scales) -> usize {
+    k.div_ceil(CHUNK_DEPTH) * scales.chunk_bytes() as usize
 }
 
-/// Packs a matrix with words in a given order, on a team's threads.
+/// Packs a matrix with words in a given order, and with scales of its own kind, on a team's threads.
 pub fn pack_as(matrix: &Matrix<'_>, codes: Codes, team: &Team) -> Vec<u8> {
-    pack_chunks(
-        (matrix, team),
-        |row, column, quarter| word(matrix, codes, row, column + 2 * quarter),
-        |row, column| SCALE_STEPS.map(|step| scale_byte(scale(matrix, row, column + BLOCK * step))),
-    )
+    let words = |row, column, quarter| word(matrix, codes, row, column + 2 * quarter);
+    match Scales::of(matrix.scaling()) {
+        Scales::Sixteens => pack_chunks((matrix, team), words, |row, column| {
+            SCALE_STEPS.map(|step| scale_byte(scale(matrix, row, column + BLOCK * step)))
+        }),
+        Scales::ThirtyTwos => pack_chunks((matrix, team), words, |row, column| {
+            [0, MX_BLOCK].map(|further| scale(matrix, row, column + further))
+        }),
+    }
 }
 
 /// Packs a matrix for tensor cores that take NVFP4 itself.
@@ -119,7 +165,7 @@ pub fn pack_codes(matrix: &Matrix<'_>, team: &Team) -> Vec<u8> {
     pack_chunks(
         (matrix, team),
         |row, column, quarter| code_word(std::array::from_fn(|i| code(matrix, row, column + 8 * quarter + i))),
-        |row, column| std::array::from_fn(|step| scale(matrix, row, column + BLOCK * step) & 0x7f),
+        |row, column| [0, 1, 2, 3].map(|step| scale(matrix, row, column + BLOCK * step) & 0x7f),
     )
 }
 
@@ -128,23 +174,24 @@ fn code_word(codes: [u32; 8]) -> u32 {
     codes.iter().enumerate().fold(0, |word, (i, code)| word | code << (4 * (i / 2) + 16 * (i % 2)))
 }
 
-/// Chunks, of which each word of codes is made for a row, the first of its 32 columns and a lane's quarter, and each
-/// word of scales for a row and a first column.
-fn pack_chunks(
+/// Chunks, of which each word of codes is made for a row, the first of its 32 columns and a lane's quarter, and the
+/// scales of a row for that and a first column.
+fn pack_chunks<const SCALES: usize>(
     (matrix, team): (&Matrix<'_>, &Team),
     word: impl Fn(usize, usize, usize) -> u32 + Sync,
-    scales_of: impl Fn(usize, usize) -> [u8; 4] + Sync,
+    scales_of: impl Fn(usize, usize) -> [u8; SCALES] + Sync,
 ) -> Vec<u8> {
-    let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k())];
-    team.for_each(packed.chunks_mut(run_bytes(matrix.k())).enumerate(), |(run, bytes)| {
-        for (step, chunk) in bytes.chunks_exact_mut(CHUNK_BYTES as usize).enumerate() {
+    let scales = Scales::of(matrix.scaling());
+    let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k(), matrix.scaling())];
+    team.for_each(packed.chunks_mut(run_bytes(matrix.k(), scales)).enumerate(), |(run, bytes)| {
+        for (step, chunk) in bytes.chunks_exact_mut(scales.chunk_bytes() as usize).enumerate() {
             let (row, column) = (run * CHUNK_ROWS, step * CHUNK_DEPTH);
             let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
             for (place, (warp, lane, half)) in codes.chunks_exact_mut(4).zip(lane_words()) {
                 let word = word(row + 8 * warp + lane / 4, column + 2 * BLOCK * half, lane % 4);
                 place.copy_from_slice(&word.to_le_bytes());
             }
-            for (index, place) in scales.chunks_exact_mut(4).enumerate() {
+            for (index, place) in scales.chunks_exact_mut(SCALES).enumerate() {
                 place.copy_from_slice(&scales_of(row + index, column));
             }
         }
@@ -152,21 +199,34 @@ fn pack_chunks(
     packed
 }
 
-/// The scale of an element, or zero beyond the edge.
+/// The scale of an element; beyond the edge zero, or a power of two where there is no zero.
 fn scale(matrix: &Matrix<'_>, row: usize, column: usize) -> u8 {
+    let scaling = matrix.scaling();
     let inside = row < matrix.rows() && column < matrix.k();
-    if inside { matrix.row_scales(row)[column / BLOCK] } else { 0 }
+    match inside {
+        true => matrix.row_scales(row)[column / scaling.block()],
+        false => {
+            if scaling.is_mx() {
+                MX_ONE
+            } else {
+                0
+            }
+        }
+    }
 }
 
 /// The code of an element with its scale's sign in it; zero under a scale of zero, or beyond the edge.
 fn code(matrix: &Matrix<'_>, row: usize, column: usize) -> u32 {
-    let scale = scale(matrix, row, column);
-    if scale & 0x7f == 0 {
+    if row >= matrix.rows() || column >= matrix.k() {
         return 0;
     }
     let byte = matrix.row_codes(row)[column / 2];
-    let code = if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-    u32::from(code ^ (scale >> 4 & 8))
+    let code = u32::from(if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 });
+    match scale(matrix, row, column) {
+        _ if matrix.scaling().is_mx() => code,
+        scale if scale & 0x7f == 0 => 0,
+        scale => code ^ u32::from(scale >> 4 & 8),
+    }
 }
 
 /// The words of a chunk in their order: warp, lane, half of the 64 of k.
@@ -264,17 +324,26 @@ mod tests {
 
     /// Every weight of a packed matrix, read as the kernels read it, in every precision: value = code · scale, times
     /// 2⁷.
-    fn unpack(packed: &[u8], order: Codes, rows: usize, k: usize) -> Vec<f64> {
+    fn unpack(packed: &[u8], (order, layout): (Codes, Scales), rows: usize, k: usize) -> Vec<f64> {
         let (across, down) = (k.div_ceil(CHUNK_DEPTH), rows.div_ceil(CHUNK_ROWS));
         let wide = across * CHUNK_DEPTH;
         let mut values = vec![f64::NAN; down * CHUNK_ROWS * wide];
         let word_at = |at: usize| u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]]);
         for chunk in 0..across * down {
-            let start = chunk * CHUNK_BYTES as usize;
+            let start = chunk * layout.chunk_bytes() as usize;
             for (index, (warp, lane, part)) in lane_words().enumerate() {
-                let scales = word_at(start + CODE_BYTES as usize + 4 * (8 * warp + lane / 4));
-                let halves = if part == 0 { scales >> 1 } else { scales << 7 } & 0x7f80_7f80;
-                let bfloats = if part == 0 { scales >> 4 } else { scales << 4 } & 0x0ff0_0ff0 | 0x7000_7000;
+                let at = start + CODE_BYTES as usize + layout.row_bytes() as usize * (8 * warp + lane / 4);
+                let [halves, bfloats] = match layout {
+                    Scales::Sixteens => {
+                        let scales = word_at(at);
+                        let moved = if part == 0 { [scales >> 1, scales >> 4] } else { [scales << 7, scales << 4] };
+                        [moved[0] & 0x7f80_7f80, moved[1] & 0x0ff0_0ff0 | 0x7000_7000]
+                    }
+                    Scales::ThirtyTwos => {
+                        let byte = u32::from(packed[at + part]);
+                        [byte.wrapping_sub(105).wrapping_mul(0x0400_0400), (byte + 119).wrapping_mul(0x0080_0080)]
+                    }
+                };
                 let word = word_at(start + 4 * index);
                 for (pair, further) in COLUMNS.into_iter().enumerate() {
                     let row = chunk / across * CHUNK_ROWS + 8 * warp + lane / 4;
@@ -317,12 +386,44 @@ mod tests {
             let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
             for order in [Codes::Halves, Codes::Bfloats] {
                 let packed = pack_as(&matrix, order, &Team::new(Alone));
-                assert_eq!(packed.len(), packed_bytes(rows, k));
-                for (at, value) in unpack(&packed, order, rows, k).into_iter().enumerate() {
+                assert_eq!(packed.len(), packed_bytes(rows, k, Scaling::NvFp4));
+                for (at, value) in unpack(&packed, (order, Scales::Sixteens), rows, k).into_iter().enumerate() {
                     let code = codes[at / 2] >> (at % 2 * 4) & 15;
                     let expected = e2m1(code) * e4m3(scales[at / BLOCK]);
                     assert_eq!(value, expected, "row {} column {} of {rows} × {k}, {order:?}", at / k, at % k);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn every_value_survives_packing_for_every_power_of_two_that_halves_have() {
+        for (rows, k) in [(1, 32), (64, 64), (65, 96), (130, 224), (254, 256)] {
+            let (codes, _) = everything(rows, k);
+            // 2⁸ to 2⁻¹⁶, which no global scale moves.
+            let exponents: Vec<u8> = (0..rows * k / 32).map(|at| 135 - (at % 25) as u8).collect();
+            let matrix = Matrix::mx(rows, k, &codes[..], &exponents, 1.0).expect("a sound matrix");
+            assert_eq!((matrix.scaling(), matrix.global().value()), (Scaling::MxFp4, 1.0));
+            for order in [Codes::Halves, Codes::Bfloats] {
+                let packed = pack_as(&matrix, order, &Team::new(Alone));
+                assert_eq!(packed.len(), packed_bytes(rows, k, Scaling::MxFp4));
+                for (at, value) in unpack(&packed, (order, Scales::ThirtyTwos), rows, k).into_iter().enumerate() {
+                    let code = codes[at / 2] >> (at % 2 * 4) & 15;
+                    let expected = e2m1(code) * 2f64.powi(i32::from(exponents[at / 32]) - 127);
+                    assert_eq!(value, expected, "row {} column {} of {rows} × {k}, {order:?}", at / k, at % k);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_power_of_two_times_a_code_is_a_normal_bfloat16() {
+        for byte in 9..=135u32 {
+            let scale = bfloat(((byte + 119) << 7) as u16);
+            for code in 1..8 {
+                let product = half::bf16::from_f64(bfloat(code << 6) * scale);
+                let expected = e2m1(code as u8) * 2f64.powi(byte.cast_signed() - 127 - 7);
+                assert_eq!((product.to_f64(), product.is_normal()), (expected, true), "{byte} {code}");
             }
         }
     }
@@ -333,7 +434,7 @@ mod tests {
             let (codes, scales) = everything(rows, k);
             let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
             let packed = pack_codes(&matrix, &Team::new(Alone));
-            assert_eq!(packed.len(), packed_bytes(rows, k));
+            assert_eq!(packed.len(), packed_bytes(rows, k, Scaling::NvFp4));
             let across = k.div_ceil(CHUNK_DEPTH);
             for (row, column) in (0..rows).flat_map(|row| (0..k).map(move |column| (row, column))) {
                 let chunk = (row / CHUNK_ROWS * across + column / CHUNK_DEPTH) * CHUNK_BYTES as usize;
@@ -361,9 +462,11 @@ mod tests {
 
     #[test]
     fn a_layers_weights_take_what_the_checkpoint_takes_and_ragged_edges_little_more() {
-        let checkpoint = |rows: usize, k: usize| rows * k * 9 / 16;
-        assert_eq!(packed_bytes(4096, 7168), checkpoint(4096, 7168));
-        assert!(packed_bytes(4100, 7168 + 16) * 20 <= checkpoint(4100, 7168 + 16) * 21);
-        assert_eq!(packed_bytes(1, 16), CHUNK_BYTES as usize, "a tiny matrix takes a whole chunk");
+        for (scaling, parts) in [(Scaling::NvFp4, 18), (Scaling::MxFp4, 17)] {
+            let checkpoint = |rows: usize, k: usize| rows * k * parts / 32;
+            assert_eq!(packed_bytes(4096, 7168, scaling), checkpoint(4096, 7168));
+            assert!(packed_bytes(4100, 7168 + 32, scaling) * 20 <= checkpoint(4100, 7168 + 32) * 21);
+            assert_eq!(packed_bytes(1, 32, scaling), 64 * parts, "a tiny matrix takes a whole chunk");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use format::{GlobalScale, Matrix};
+use format::{GlobalScale, Matrix, Scaling};
 use op::{PackedWeights, Result, Team, Weights};
 
 use super::family::Family;
@@ -36,14 +36,14 @@ impl<M> PackedGroup<M> {
     /// Packs a group's weights and puts them where `place` does, in a layer whose tokens are multiplied with factors or
     /// not, and whose sums have biases or not.
     fn new(
-        (family, team): (&dyn Family, &Team),
+        (family, scaling, team): (&dyn Family, Scaling, &Team),
         weights: &Weights<'_>,
         [scaled, biased]: [bool; 2],
         mut place: impl FnMut(Vec<u8>) -> Result<M>,
     ) -> Result<Self> {
         let mut bytes = 0;
         let mut each = |matrix: &Matrix<'_>| {
-            let packed = family.pack(matrix, Codes::Halves, team);
+            let packed = family.pack(matrix, Codes::Halves, scaling, team)?;
             bytes += packed.len();
             let lift = op::precision::weight_lift(matrix);
             Ok(PackedMatrix { global: matrix.global(), lift, memory: place(packed)? })
@@ -88,6 +88,7 @@ pub(super) struct PackedGroups<M> {
     groups: Vec<PackedGroup<M>>,
     shapes: Vec<(usize, usize)>,
     layout: &'static str,
+    scaling: Scaling,
 }
 
 impl<M> PackedGroups<M> {
@@ -100,9 +101,11 @@ impl<M> PackedGroups<M> {
     ) -> Result<Self> {
         let scaled = weights.iter().any(|weights| weights.input_scale().is_some());
         let biased = weights.iter().any(|weights| weights.bias(0).is_some());
-        let pack = |weights| PackedGroup::new((family, team), weights, [scaled, biased], &mut place);
+        let scaling = family.scaling(Scaling::common(weights.iter().flat_map(Weights::matrices)));
+        let pack = |weights| PackedGroup::new((family, scaling, team), weights, [scaled, biased], &mut place);
         let groups = weights.iter().map(pack).collect::<Result<_>>()?;
-        Ok(Self { groups, shapes: weights.iter().map(|weights| (weights.n(), weights.k())).collect(), layout })
+        let shapes = weights.iter().map(|weights| (weights.n(), weights.k())).collect();
+        Ok(Self { groups, shapes, layout, scaling })
     }
 
     /// Takes them out, so that they can be dropped elsewhere.
@@ -137,5 +140,9 @@ unsafe impl<M: Debug + Send + Sync + 'static> PackedWeights for PackedGroups<M> 
 
     fn bytes(&self) -> usize {
         self.groups.iter().map(PackedGroup::bytes).sum()
+    }
+
+    fn scaling(&self) -> Scaling {
+        self.scaling
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use format::Scaling;
 use op::{Activation, Gate, Output, Precision, Problem, Result, Setting, Shape};
 use ptx::Target;
 
@@ -31,6 +32,8 @@ pub struct ProductShape {
     pub precision: Precision,
     /// What the words of weights are in order for.
     pub codes: Codes,
+    /// How the codes of weights share scales.
+    pub scaling: Scaling,
     /// The type of the result.
     pub output: Output,
     /// Whether sums have biases added.
@@ -47,7 +50,8 @@ impl ProductShape {
     /// The product as a problem, where the experts have these rows.
     pub(crate) fn problem(&self, rows: impl Iterator<Item = usize>) -> Result<Problem> {
         let groups = rows.map(|rows| Shape::new(rows, self.n as usize, self.k as usize)).collect();
-        Problem::new(groups, self.gate, self.activation, self.output)?.with_precision(self.precision)
+        let problem = Problem::new(groups, self.gate, self.activation, self.output)?;
+        problem.with_precision(self.precision)?.with_scaling(self.scaling)
     }
 }
 

@@ -290,7 +290,7 @@ impl Engine {
 
     fn problem(&self, layer: &Layer, activations: &[Activations<'_>], output: Output) -> Result<Problem> {
         let problem = problem_of(activations.iter().map(Activations::shape), layer.shapes(), layer.gate, output)?;
-        layer.input_scales.problem(problem.with_precision(layer.precision)?)
+        layer.input_scales.problem(problem.with_precision(layer.precision)?.with_scaling(layer.packed.scaling())?)
     }
 
     /// How these activations would be computed.
@@ -380,7 +380,8 @@ impl Engine {
         Call::new(choice, problem, layer.packed.as_ref(), &activations, targets, &self.team)?.run()
     }
 
-    /// Computes as planned, into memory of the caller's. The plan may be kept for as long as the shapes stay the same.
+    /// Computes as planned, into memory of the caller's. The plan may be kept for as long as the shapes stay the same,
+    /// and need not know how weights are packed.
     pub fn run_planned(
         &self,
         plan: &Plan,
@@ -389,7 +390,7 @@ impl Engine {
         targets: &mut [Target<'_>],
     ) -> Result<()> {
         let actual = self.problem(layer, activations, plan.problem().output())?;
-        if actual != *plan.problem() {
+        if plan.problem().clone().with_scaling(actual.scaling()).ok().as_ref() != Some(&actual) {
             return Err(Error::Mismatch {
                 group: 0,
                 what: "the problem of these operands",
@@ -397,7 +398,7 @@ impl Engine {
                 expected: format!("{}, as planned,", plan.problem()),
             });
         }
-        self.call((plan.backend(), *plan.config()), plan.problem(), layer, activations, targets)
+        self.call((plan.backend(), *plan.config()), &actual, layer, activations, targets)
     }
 }
 

@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use format::Scaling;
 use op::{Activation, Backend, Choose, Config, Gate, Output, Precision, Problem, Request, Result, Shape, Whole};
 
 use crate::{Basis, Plan};
@@ -24,6 +25,7 @@ pub struct Kind {
     activation: Activation,
     output: Output,
     precision: Precision,
+    scaling: Scaling,
     gate: (std::mem::Discriminant<Gate>, [u64; 3]),
     groups: Groups,
 }
@@ -75,7 +77,7 @@ impl Kind {
             Groups::Each(groups.iter().map(|s| Shape { m: rounded(s.m), ..*s }).collect())
         };
         let (activation, output, precision) = (problem.activation(), problem.output(), problem.precision());
-        Self { activation, output, precision, gate, groups }
+        Self { activation, output, precision, scaling: problem.scaling(), gate, groups }
     }
 
     /// The same problem without groups that have no tokens, if that says the same: a token of a layer has a few of
@@ -92,7 +94,7 @@ impl Kind {
         let groups = match &self.groups {
             &Groups::Whole { experts, n, k, whole } => {
                 let layer = Problem::layer(experts, [k, n], problem.gate(), types, whole)?;
-                return layer.with_precision(problem.precision());
+                return layer.like(problem);
             }
             Groups::Each(shapes) => shapes.clone(),
             &Groups::Alike { n, k, active, most, rest } => std::iter::once(most)

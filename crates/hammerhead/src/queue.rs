@@ -219,7 +219,7 @@ fn device_problem(layer: &Layer, tokens: &[DeviceTokens], outputs: &[DeviceOutpu
         return Err(mismatch(group, "the output's element type", outputs[group].element().to_string(), expected));
     }
     let problem = problem_of(tokens.iter().map(DeviceTokens::shape), layer.shapes(), layer.gate(), first.element())?;
-    layer.input_scales().problem(problem.with_precision(layer.precision())?)
+    layer.input_scales().problem(problem.with_precision(layer.precision())?.with_scaling(layer.packed().scaling())?)
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ impl InputScales {
                 Err(Error::QuantizedTokens { group })
             }
             _ => Problem::new(problem.groups().to_vec(), problem.gate(), Activation::F32, problem.output())?
-                .with_precision(problem.precision()),
+                .like(&problem),
         }
     }
 

@@ -48,9 +48,10 @@ impl Bucket {
             format!(" layer of top {top} w{width} {between} scaled {}{}{invariant}", scaled[0], scaled[1])
         });
         Self(format!(
-            "{}{}→{} ×{} g{} m{} n{} k{}{whole} t{threads}",
+            "{}{}{}→{} ×{} g{} m{} n{} k{}{whole} t{threads}",
             problem.activation(),
             if problem.precision() == Precision::Fp8 { " as fp8" } else { "" },
+            if problem.scaling().is_mx() { " by mxfp4" } else { "" },
             problem.output(),
             problem.matrices(),
             problem.groups().len().next_power_of_two(),

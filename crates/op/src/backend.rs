@@ -8,6 +8,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use format::Scaling;
+
 use crate::{
     Activation, Activations, Arithmetic, Choose, Config, Error, LayerSpec, LoadedLayer, Precision, Problem, Result,
     Setting, Target, Team, Weights,
@@ -45,6 +47,11 @@ pub unsafe trait PackedWeights: Any + fmt::Debug + Send + Sync {
 
     /// The bytes these weights take in memory.
     fn bytes(&self) -> usize;
+
+    /// How packed codes share scales, of all groups alike.
+    fn scaling(&self) -> Scaling {
+        Scaling::NvFp4
+    }
 }
 
 /// The weights as the type that holds a layout, or [`Error::Layout`] in the name of a backend.

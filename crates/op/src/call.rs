@@ -97,6 +97,9 @@ pub fn check_weights(problem: &Problem, weights: &dyn PackedWeights) -> Result<(
     if weights.matrices() != problem.matrices() {
         return Err(mismatch(0, "the number of weight matrices", weights.matrices(), problem.matrices()));
     }
+    if weights.scaling() != problem.scaling() {
+        return Err(mismatch(0, "the scales of the weights", weights.scaling(), problem.scaling()));
+    }
     for (group, (&(n, k), shape)) in shapes.iter().zip(groups).enumerate() {
         if (n, k) != (shape.n, shape.k) {
             let expected = format!("{}×{}", shape.n, shape.k);
@@ -115,6 +118,11 @@ fn check_activations(problem: &Problem, activations: &[Activations<'_>]) -> Resu
     for (group, (a, shape)) in activations.iter().zip(groups).enumerate() {
         if a.element() != problem.activation() {
             return Err(mismatch(group, "the activations' element type", a.element(), problem.activation()));
+        }
+        if let Activations::NvFp4(a) = a
+            && a.scaling().is_mx()
+        {
+            return Err(mismatch(group, "the activations' scales", a.scaling(), "nvfp4 (`Matrix::in_scaling`)"));
         }
         if (a.rows(), a.k()) != (shape.m, shape.k) {
             let expected = format!("{}×{}", shape.m, shape.k);

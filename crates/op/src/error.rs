@@ -283,6 +283,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// MXFP4 weights whose codes times scales are no f16, with tokens that are such.
+    #[error(
+        "{tokens} tokens are multiplied as f16 or less, and these MXFP4 weights have scales over more powers of two than f16 holds (25): give bf16 or f32 tokens, exactly, with intermediate=tokens or f32"
+    )]
+    WideScales {
+        /// The tokens' type.
+        tokens: String,
+    },
+
     /// An NVFP4 intermediate before weights that want it multiplied first.
     #[error(
         "expert {expert}: its down projection has an input scale, and an nvfp4 intermediate is not multiplied with one before it is quantised; take intermediate=tokens or f32, or load the weights without the input scale"

@@ -125,9 +125,8 @@ pub fn round_row(values: &[f32]) -> (Vec<f32>, i32) {
 
 /// The exponent of the power of two that a matrix's scales are multiplied by.
 pub fn weight_lift(matrix: &Matrix<'_>) -> u32 {
-    let largest = matrix.scales().iter().fold(0, |largest, scale| largest.max(scale & 0x7F));
-    let scale = e4m3::decode(largest);
-    // The exponents of e4m3 numbers are −9 to 8.
+    let scale = matrix.largest_scale();
+    // The exponents of e4m3 numbers are −9 to 8, and powers of two of MXFP4 are at most 2⁸.
     let exponent = if scale > 0.0 { (scale.to_bits() >> 23).cast_signed() - 127 } else { 8 };
     (8 - exponent).unsigned_abs().min(MOST_LIFT)
 }

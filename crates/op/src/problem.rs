@@ -8,7 +8,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use format::{BLOCK, Values};
+use format::{BLOCK, Scaling, Values};
 
 use crate::{Error, Gate, Intermediate, Precision, Result, Shape, Whole};
 
@@ -126,6 +126,7 @@ pub struct Problem {
     activation: Activation,
     output: Output,
     precision: Precision,
+    scaling: Scaling,
     whole: Option<Whole>,
 }
 
@@ -147,7 +148,8 @@ impl Problem {
             let sum = most_bytes(shape).and_then(|bytes| total.checked_add(bytes));
             total = sum.filter(|&sum| isize::try_from(sum).is_ok()).ok_or(Error::TooLarge { group, shape: *shape })?;
         }
-        Ok(Self { groups, gate, activation, output, precision: Precision::Exact, whole: None })
+        let (precision, scaling) = (Precision::Exact, Scaling::NvFp4);
+        Ok(Self { groups, gate, activation, output, precision, scaling, whole: None })
     }
 
     /// A whole layer of so many experts, of which each makes `inner` columns of tokens with `k` and the layer's results
@@ -192,7 +194,7 @@ impl Problem {
         let first = scaled(whole.scaled[0], self.activation);
         let first = Problem::new(self.groups.clone(), self.gate, first, between.0)?;
         let second = Problem::new(second, Gate::None, scaled(whole.scaled[1], between.1), Output::F32)?;
-        Ok(vec![first.with_precision(self.precision)?, second.with_precision(self.precision)?])
+        Ok(vec![first.like(self)?, second.like(self)?])
     }
 
     /// The same problem with operands in another precision. FP8 is for dense tokens, also between a layer's products.
@@ -204,7 +206,30 @@ impl Problem {
         if let Some(whole) = &self.whole {
             precision.check_layer(whole.intermediate, false)?;
         }
-        Ok(Self { precision, ..self })
+        let scaling = self.scaling;
+        Self { precision, ..self }.with_scaling(scaling)
+    }
+
+    /// The same problem with weights whose scales are of another kind, as they are packed. Powers of two beyond f16's
+    /// are for bfloat16 and single precision.
+    pub fn with_scaling(self, scaling: Scaling) -> Result<Self> {
+        let between = self.whole.is_some_and(|whole| whole.intermediate == Intermediate::NvFp4);
+        let halves = matches!(self.activation, Activation::F16 | Activation::NvFp4) || between;
+        if scaling == Scaling::WideMxFp4 && (halves || self.precision == Precision::Fp8) {
+            let tokens = if self.precision == Precision::Fp8 { "fp8".to_owned() } else { self.activation.to_string() };
+            return Err(Error::WideScales { tokens });
+        }
+        Ok(Self { scaling, ..self })
+    }
+
+    /// How the codes of packed weights share scales.
+    pub fn scaling(&self) -> Scaling {
+        self.scaling
+    }
+
+    /// This problem in another one's precision, with weights like that one's.
+    pub fn like(self, other: &Problem) -> Result<Self> {
+        self.with_precision(other.precision)?.with_scaling(other.scaling)
     }
 
     /// What operands are rounded to before they are multiplied.
@@ -212,9 +237,9 @@ impl Problem {
         self.precision
     }
 
-    /// The same products of groups of other sizes: gate, types and precision stay.
+    /// The same products of groups of other sizes: gate, types, precision and scales stay.
     pub fn with_groups(&self, groups: Vec<Shape>) -> Result<Self> {
-        Problem::new(groups, self.gate, self.activation, self.output)?.with_precision(self.precision)
+        Problem::new(groups, self.gate, self.activation, self.output)?.like(self)
     }
 
     /// The sizes of every group.
@@ -252,7 +277,7 @@ impl Problem {
     /// The fewest bytes that must move: each weight and activation read once, each output written once. Groups without
     /// tokens cost nothing.
     pub fn bytes(&self) -> f64 {
-        let matrix = |n: usize, k: usize| n * Activation::NvFp4.row_bytes(k);
+        let matrix = |n: usize, k: usize| n * (k / 2 + k / self.scaling.block());
         let rows = |m: usize, k: usize, n: usize| m * (self.activation.row_bytes(k) + n * self.output.bytes());
         let groups = self.groups.iter().filter(|s| s.m > 0);
         let weights = groups.clone().map(|s| {

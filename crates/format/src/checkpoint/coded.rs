@@ -9,9 +9,9 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::str::FromStr;
 
+use super::Precision;
 use super::parts::Parts;
 use super::store::View;
-use super::{Precision, mxfp4};
 use crate::{BLOCK, Error, GlobalScale, Matrix, Result, scales};
 
 /// Which rows of a stored matrix make a matrix of its own: gate and up are often fused in one tensor.
@@ -243,7 +243,7 @@ impl<'a> Coded<'a> {
         };
         match self.precision {
             Precision::NvFp4 => Matrix::new(count, self.k, codes, scales, global),
-            Precision::MxFp4 => mxfp4::widen(count, self.k, codes, &scales, global),
+            Precision::MxFp4 => Matrix::mx(count, self.k, codes, &scales, global),
         }
         .map_err(in_tensor)
     }

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::mxfp4;
-use crate::{BLOCK, Error, Result};
+use crate::{BLOCK, Error, MX_BLOCK, Result};
 
 /// Whose layout weights are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,7 +71,7 @@ impl FromStr for Format {
 pub enum Precision {
     /// One e4m3 scale for 16 elements.
     NvFp4,
-    /// One power of two for 32 elements; read as NVFP4 where that is exact.
+    /// One power of two for 32 elements.
     MxFp4,
 }
 
@@ -81,7 +80,7 @@ impl Precision {
     pub fn block(self) -> usize {
         match self {
             Self::NvFp4 => BLOCK,
-            Self::MxFp4 => mxfp4::BLOCK,
+            Self::MxFp4 => MX_BLOCK,
         }
     }
 }

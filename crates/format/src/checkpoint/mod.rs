@@ -35,7 +35,6 @@ mod json;
 mod kinds;
 mod layers;
 mod layouts;
-mod mxfp4;
 mod names;
 mod parts;
 mod patterns;

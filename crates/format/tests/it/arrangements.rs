@@ -4,7 +4,7 @@ use std::fs;
 
 use hammerhead_format::checkpoint::{Arrangement, Checkpoint, Content, GateFunction, GateUpOrder, Options};
 use hammerhead_format::tensors::{self, Dtype, Tensor};
-use hammerhead_format::{Error, Matrix};
+use hammerhead_format::{Error, Matrix, Scaling};
 use tempfile::{TempDir, tempdir};
 
 const EXPERTS: usize = 3;
@@ -277,7 +277,7 @@ fn gates_are_known_from_the_configuration() {
 }
 
 #[test]
-fn mxfp4_that_has_no_exact_form_is_refused_with_both_places() {
+fn mxfp4_of_many_powers_is_read_and_has_no_nvfp4_form_which_names_both_places() {
     let name = "model.layers.0.mlp.experts.gate_up_proj";
     let mut exponents = vec![120; 2 * 4 * 2];
     (exponents[1], exponents[4]) = (100, 125);
@@ -287,11 +287,14 @@ fn mxfp4_that_has_no_exact_form_is_refused_with_both_places() {
     ];
     let folder = folder(&tensors, r#"{"model_type":"gpt_oss"}"#);
     let model = Checkpoint::open(folder.path()).unwrap();
-    let error = model.expert(0, 0).unwrap_err().to_string();
-    for fragment in ["2^-27 (row 0, block 1)", "2^-2 (row 1, block 0)", "no exact NVFP4 form"] {
+    let expert = model.expert(0, 0).unwrap();
+    assert_eq!(expert.gate.dequantize()[32..34], [0.5 * 2f32.powi(-27), 2f32.powi(-27)]);
+    // Scales are relative to the largest.
+    let error = expert.gate.in_scaling(Scaling::NvFp4).unwrap_err().to_string();
+    for fragment in ["2^-17 (row 0, block 1)", "2^8 (row 1, block 0)", "no exact NVFP4 form"] {
         assert!(error.contains(fragment), "{error}");
     }
-    assert!(model.expert(0, 1).is_ok());
+    assert!(model.expert(0, 1).unwrap().gate.in_scaling(Scaling::NvFp4).is_ok());
 }
 
 #[test]

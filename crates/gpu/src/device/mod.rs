@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use format::Scaling;
 use op::backend::packed_as;
 use op::{Error, PackedWeights, Result, Team, Weights};
 
@@ -211,5 +212,9 @@ unsafe impl PackedWeights for DeviceWeights {
 
     fn bytes(&self) -> usize {
         self.packed.bytes()
+    }
+
+    fn scaling(&self) -> Scaling {
+        self.packed.scaling()
     }
 }

@@ -54,7 +54,7 @@ impl PackedExpert {
         let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
         for (place, matrix, bias) in up.chain(down) {
             let product = if place == 2 { shape.down() } else { shape.gate_up() };
-            packed.extend(family.pack(matrix, product.codes, team));
+            packed.extend(family.pack(matrix, product.codes, product.scaling, team)?);
             let of_tokens = quantised.filter(|_| place == 2).map_or(1.0, GlobalScale::value);
             let lift = if rounded { precision::weight_lift(matrix) } else { 0 };
             if let Some(word) = lifts.get_mut(place) {
@@ -168,7 +168,7 @@ impl Numbers {
 
 #[cfg(test)]
 mod tests {
-    use format::Matrix;
+    use format::{Matrix, Scaling};
     use op::{Activation, Alone, Gate, Output, Weights};
 
     use super::*;
@@ -190,6 +190,7 @@ mod tests {
         scaled: [true, false],
         invariant: false,
         codes: Codes::Bfloats,
+        scaling: Scaling::NvFp4,
         partial: Output::F32,
         output: Output::F32,
         adapted: None,

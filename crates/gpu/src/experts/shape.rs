@@ -1,5 +1,6 @@
 //! What a layer of experts is: its sizes, what it computes, and the two products that it is made of.
 
+use format::Scaling;
 use op::{
     Activation, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Precision, Problem, Result, Shape, Whole,
 };
@@ -46,6 +47,8 @@ pub struct LayerShape {
     /// What the words of weights are in order for: tokens of that type take the fewest steps. The second product's are
     /// in order for halves where an intermediate of NVFP4 becomes such.
     pub codes: Codes,
+    /// How the codes of weights share scales, where the family's kernels take that ([`Family::scaling`]).
+    pub scaling: Scaling,
     /// The type of what experts make of tokens, before it is summed.
     pub partial: Output,
     /// The results' type.
@@ -74,6 +77,7 @@ impl LayerShape {
             scaled: [any(|mlp| mlp.up().input_scale().is_some()), any(|mlp| mlp.down().input_scale().is_some())],
             invariant: false,
             codes: Codes::Bfloats,
+            scaling: Scaling::common(mlps.iter().flat_map(|mlp| mlp.up().matrices().chain(mlp.down().matrices()))),
             partial: Output::F32,
             output: Output::F32,
             adapted: None,
@@ -120,6 +124,7 @@ impl LayerShape {
             scaled: whole.scaled,
             invariant: whole.batch_invariant,
             codes: Codes::Bfloats,
+            scaling: problem.scaling(),
             partial: Output::F32,
             output: problem.output(),
             adapted: None,
@@ -139,7 +144,8 @@ impl LayerShape {
         };
         let sides = [self.hidden, self.inner].map(|side| side as usize);
         let types = (self.activation, self.output);
-        Problem::layer(self.experts as usize, sides, self.gate, types, whole)?.with_precision(self.precision)
+        let layer = Problem::layer(self.experts as usize, sides, self.gate, types, whole)?;
+        layer.with_precision(self.precision)?.with_scaling(self.scaling)
     }
 
     /// Refuses what there are no kernels for.
@@ -239,9 +245,9 @@ impl LayerShape {
     /// Bytes of each packed matrix of an expert: gate (or the only one), up if there is one, down.
     pub fn matrix_bytes(&self, family: &dyn Family) -> Vec<usize> {
         let [hidden, inner] = [self.hidden, self.inner].map(|size| size as usize);
-        let first = family.packed_bytes(inner, hidden);
+        let first = family.packed_bytes(inner, hidden, self.scaling);
         let mut all = vec![first; self.gate.matrices()];
-        all.push(family.packed_bytes(hidden, inner));
+        all.push(family.packed_bytes(hidden, inner, self.scaling));
         all
     }
 
@@ -270,6 +276,7 @@ impl LayerShape {
             activation: self.outer_activation(),
             precision: self.precision,
             codes: self.codes,
+            scaling: self.scaling,
             output: self.between(),
             biased: self.biased,
             factored: self.on_input,

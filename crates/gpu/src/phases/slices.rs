@@ -23,6 +23,17 @@ pub(crate) fn scale_pair(k: &mut Builder, element: Tokens, scales: Reg<U32>, wor
     }
 }
 
+/// The power of two of one of a unit's two words, of which a row's two bytes are `scales`, as a pair of floats.
+pub(crate) fn power_pair(k: &mut Builder, element: Tokens, scales: Reg<U32>, word: usize) -> Reg<U32> {
+    let byte = if word == 0 { k.and(scales, 0xff) } else { k.shr(scales, 8) };
+    // The lowest bit of both numbers' exponents, and what exponents are more than bytes.
+    let (bits, more) = match element {
+        Tokens::F16 => (0x0400_0400u32, -105i32),
+        _ => (0x0080_0080, 119),
+    };
+    k.mul_add(byte, bits, bits.wrapping_mul(more.cast_unsigned()))
+}
+
 /// The two pairs of codes that a word holds for one slice, each where the element has its exponent and mantissa.
 pub(crate) fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
     let masked = |k: &mut Builder, mask: u32, factor: u32, keep: u32| {

@@ -59,7 +59,8 @@ impl Packed {
     ) -> Result<Self> {
         let (experts, gated) = (slots.len() as u32, gate.is_some());
         let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate).in_precision(spec.precision);
-        let shape = LayerShape { experts, invariant: spec.batch_invariant, gated, ..shape };
+        let scaling = on.family.scaling(shape.scaling);
+        let shape = LayerShape { experts, scaling, invariant: spec.batch_invariant, gated, ..shape };
         let (mut matrices, mut numbers) = (Vec::new(), Numbers::default());
         for &expert in slots {
             let mut packed = PackedExpert::new((on.family, team), &shape, &mlps[expert as usize])?;

@@ -22,7 +22,7 @@ mod slabs;
 
 use std::sync::Arc;
 
-use format::Matrix;
+use format::{Matrix, Scaling};
 use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result, Setting, Team};
 use ptx::Target;
 
@@ -70,11 +70,11 @@ impl Family for Sm100 {
         slabs::LAYOUT
     }
 
-    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes, team: &Team) -> Vec<u8> {
-        slabs::pack(matrix, team)
+    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes, of_weights: Scaling, team: &Team) -> Result<Vec<u8>> {
+        Ok(slabs::pack(&matrix.in_scaling(self.scaling(of_weights))?, team))
     }
 
-    fn packed_bytes(&self, rows: usize, k: usize) -> usize {
+    fn packed_bytes(&self, rows: usize, k: usize, _of_weights: Scaling) -> usize {
         slabs::packed_bytes(rows, k)
     }
 

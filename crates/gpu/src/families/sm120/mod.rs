@@ -14,7 +14,7 @@ mod arrange;
 
 use std::sync::Arc;
 
-use format::Matrix;
+use format::{Matrix, Scaling};
 use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result, Shape, Team};
 use ptx::Target;
 
@@ -66,8 +66,8 @@ impl Family for Sm120 {
         pack::CODES_LAYOUT
     }
 
-    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes, team: &Team) -> Vec<u8> {
-        pack::pack_codes(matrix, team)
+    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes, of_weights: Scaling, team: &Team) -> Result<Vec<u8>> {
+        Ok(pack::pack_codes(&matrix.in_scaling(self.scaling(of_weights))?, team))
     }
 
     fn expansion(&self, activation: Activation) -> Option<TokenForm> {

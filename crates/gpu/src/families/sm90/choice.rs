@@ -4,6 +4,7 @@ use op::{Config, Problem, Result, Setting, Strategy};
 
 use super::kernel::MultiplySpec;
 use crate::families::choice::{Products, Tokens, ending, illegal, sizes};
+use crate::pack::Scales;
 use crate::products::UNDER;
 
 /// The settings of these kernels' own.
@@ -40,6 +41,7 @@ pub(super) fn asked_kernel(problem: &Problem, config: &Config) -> Result<Multipl
         output,
         groups: 1,
         biased: false,
+        scales: Scales::of(problem.scaling()),
         experts: None,
     };
     if kernel.element == Tokens::E4m3 && config.strategy != Strategy::Interleaved {

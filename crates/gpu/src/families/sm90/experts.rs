@@ -1,5 +1,6 @@
 //! The products of a layer of experts: which kernels, and what they are to launches.
 
+use format::Scaling;
 use op::{Config, Own, Strategy};
 use ptx::Target;
 
@@ -7,6 +8,7 @@ use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
 use crate::families::choice::sizes;
 use crate::families::experts;
 use crate::launch::{Argument, KernelSpec};
+use crate::pack::Scales;
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER};
@@ -29,6 +31,10 @@ const LEAST_STAGES: [u32; 2] = [4, 3];
 pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, String> {
     experts::check(shape, config, &[Strategy::Interleaved])?;
     let [tokens, columns, units, stages] = sizes(super::NAME, config, &[UNDER])?;
+    let element = Tokens::of_product(shape);
+    if shape.scaling == Scaling::WideMxFp4 && matches!(element, Tokens::F16 | Tokens::E4m3) {
+        return Err("its MXFP4 scales span more powers of two than f16 has; give bf16 or f32 tokens".to_owned());
+    }
     let spec = MultiplySpec {
         products: if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single },
         ping_pong: false,
@@ -39,11 +45,12 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         epilogue: config.epilogue,
         schedule: config.schedule,
         under: UNDER.value(&config.own),
-        element: Tokens::of_product(shape),
+        element,
         function: Function::of(shape.gate),
         output: shape.output,
         groups: 1,
         biased: shape.biased,
+        scales: Scales::of(shape.scaling),
         experts: Some(Experts::of(shape)),
     };
     spec.check().map_err(|error| error.to_string())?;

@@ -12,6 +12,7 @@ mod multiply;
 
 use std::sync::Arc;
 
+use format::Scaling;
 use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result, Setting};
 use ptx::Target;
 
@@ -47,6 +48,10 @@ impl Family for Sm90 {
     fn oldest_driver(&self) -> i32 {
         // It reads PTX 9.0.
         13000
+    }
+
+    fn scaling(&self, of_weights: Scaling) -> Scaling {
+        of_weights
     }
 
     fn arithmetic(&self, activation: Activation) -> Arithmetic {

@@ -170,7 +170,7 @@ impl Task for LayerTask {
         for (expert, mlp) in instance.weights()?.experts().iter().enumerate() {
             let first = ["gate", "up"].into_iter().zip(mlp.up().matrices());
             for (name, matrix) in first.chain(["down"].into_iter().zip(mlp.down().matrices())) {
-                tensors.extend(matrix_tensors(&format!("{name}.{expert}"), matrix));
+                tensors.extend(matrix_tensors(&format!("{name}.{expert}"), matrix)?);
             }
         }
         Ok(Bundle::new(tensors).meaning(instance))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use half::{bf16, f16};
 use hammerhead::bound::Bounded;
-use hammerhead::format::{Dense, Matrix, Values};
+use hammerhead::format::{Dense, Matrix, Scaling, Values};
 use hammerhead::reference::Reference;
 use hammerhead::{Activations, Arithmetic, Output, Shape, Team, Weights, cpu};
 use referee::task::{Bundle, Element, Expected, Found, Spec, Task, Tensor, Timed, Work};
@@ -132,7 +132,7 @@ impl Task for GemmTask {
         let mut tensors = Vec::new();
         for (group, weights) in weights.iter().enumerate() {
             for (name, matrix) in ["gate", "up"].into_iter().zip(weights.matrices()) {
-                tensors.extend(matrix_tensors(&format!("{name}.{group}"), matrix));
+                tensors.extend(matrix_tensors(&format!("{name}.{group}"), matrix)?);
             }
         }
         Ok(Bundle::new(tensors).meaning(weights))
@@ -224,11 +224,12 @@ pub(super) fn dense_tensor(name: &str, dense: &Dense<'_>) -> Tensor {
     Tensor { spec: Spec::new(name, element, [dense.rows(), dense.k()]), bytes: bytes.to_vec() }
 }
 
-/// A matrix as its codes, its block scales and its global scale.
-pub(super) fn matrix_tensors(name: &str, matrix: &Matrix<'_>) -> [Tensor; 3] {
-    let [codes, scales] = code_tensors(name, matrix);
+/// A matrix as its codes, its block scales and its global scale, all of NVFP4.
+pub(super) fn matrix_tensors(name: &str, matrix: &Matrix<'_>) -> Result<[Tensor; 3]> {
+    let matrix = matrix.in_scaling(Scaling::NvFp4).map_err(hammerhead::Error::from)?;
+    let [codes, scales] = code_tensors(name, &matrix);
     let global = Spec::new(format!("{name}.global"), Element::F64, [1]);
-    [codes, scales, Tensor { spec: global, bytes: matrix.global().value().to_le_bytes().to_vec() }]
+    Ok([codes, scales, Tensor { spec: global, bytes: matrix.global().value().to_le_bytes().to_vec() }])
 }
 
 /// A matrix as its codes and its block scales.

@@ -21,7 +21,6 @@ use super::fragments::Fragments;
 use super::pipeline::{Spot, Turn};
 use super::work::{Share, Tile};
 use super::{Division, MultiplySpec, Parts, Products, Tokens};
-use crate::pack::CHUNK_BYTES;
 use op::Schedule;
 
 /// What one thread of a consumer warpgroup holds.
@@ -135,7 +134,7 @@ impl Consumer {
             // One or two warpgroups along n.
             (false, Division { along_n, .. }) => (k.and(warpgroup, along_n - 1), k.shr(warpgroup, along_n / 2)),
         };
-        let [words, scales] = Fragments::offsets(k, quarter, lane);
+        let [words, scales] = Fragments::offsets(k, config.scales, quarter, lane);
         let first_chunk = 2 * division.blocks * parts.pipe.chunk_stride();
         Consumer {
             config,
@@ -148,7 +147,7 @@ impl Consumer {
             words_at: k.mul_add(along_n, first_chunk, words),
             scales_at: k.mul_add(along_n, first_chunk, scales),
             blocks: (0..division.blocks)
-                .map(|_| Fragments::new(k, config.element, config.codes(), config.fragment_sets()))
+                .map(|_| Fragments::new(k, (config.element, config.codes(), config.scales), config.fragment_sets()))
                 .collect(),
             sums: (0..config.passes() * division.blocks)
                 .map(|_| (0..config.tokens / 2).map(|_| k.register()).collect())
@@ -426,7 +425,7 @@ impl Consumer {
         k.phase("load", |k| {
             let (words, scales) = (k.add(spot.chunks, self.words_at), k.add(spot.chunks, self.scales_at));
             for (block, fragments) in self.blocks.iter().enumerate() {
-                let further = (2 * block as u32 * stride + place * CHUNK_BYTES).cast_signed();
+                let further = (2 * block as u32 * stride + place * self.config.scales.chunk_bytes()).cast_signed();
                 let at = |address| Addr::<Shared>::of(address).plus(further);
                 fragments.load(k, at(words), at(scales), stride);
             }

@@ -4,13 +4,16 @@
 //! bfloat16 the places are others, and w · 2⁻¹²⁶ times scale · 2¹¹⁹ is the same w · s · 2⁻⁷. All factors and the
 //! product are exact. Where e4m3 is asked for, a half w · s · 2⁻⁷ times the matrix's power of two is rounded to it. The
 //! layout of words and scale bytes is described in [`crate::pack`].
+//!
+//! Where scales are powers of two for a whole word (MXFP4), both slices of a word take the same pair, which is made of
+//! a byte in two steps.
 
-use ptx::instr::{Arith, BinaryOp, FloatMode};
+use ptx::instr::{Arith, BinaryOp, FloatMode, Width};
 use ptx::{Addr, Bf16x2, Builder, DataType, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
 
 use super::Tokens;
-use crate::pack::{CODE_BYTES, Codes};
-use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, scale_pair};
+use crate::pack::{CODE_BYTES, Codes, Scales};
+use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, power_pair, scale_pair};
 
 /// Steps of 16 along k in a unit of 64: one wgmma each.
 const SLICES: usize = 4;
@@ -23,11 +26,12 @@ const SLICES: usize = 4;
 pub(super) struct Fragments {
     element: Tokens,
     order: Codes,
+    scales: Scales,
     fresh: [[Reg<U32>; 2]; 2],
     fresh_scales: [Reg<U32>; 2],
     kept: [Reg<U32>; 2],
     kept_scales: [Reg<U32>; 2],
-    /// Scales of the two slices that one word covers, as a pair of floats.
+    /// Scales of the two slices that one word covers, as a pair of floats; of powers of two one scale twice.
     pairs: [Reg<U32>; 2],
     /// What scales are multiplied with where weights are rounded to e4m3, twice a half each.
     lifts: Option<[Reg<U32>; 2]>,
@@ -41,10 +45,11 @@ pub(super) const WORD_REGISTERS: u32 = 12;
 pub(super) const SET_REGISTERS: u32 = 16;
 
 impl Fragments {
-    pub fn new(k: &mut Builder, element: Tokens, order: Codes, sets: u32) -> Self {
+    pub fn new(k: &mut Builder, (element, order, scales): (Tokens, Codes, Scales), sets: u32) -> Self {
         Fragments {
             element,
             order,
+            scales,
             fresh: [k.registers(), k.registers()],
             fresh_scales: k.registers(),
             kept: k.registers(),
@@ -56,12 +61,12 @@ impl Fragments {
     }
 
     /// Bytes from a chunk's start to a lane's words, and to its row's scales, given the warp's place in its warpgroup.
-    pub fn offsets(k: &mut Builder, quarter: Reg<U32>, lane: Reg<U32>) -> [Reg<U32>; 2] {
+    pub fn offsets(k: &mut Builder, scales: Scales, quarter: Reg<U32>, lane: Reg<U32>) -> [Reg<U32>; 2] {
         let words = k.shl(lane, 3);
         let words = k.mul_add(quarter, CODE_BYTES / 4, words);
         let row = k.shr(lane, 2);
         let row = k.mul_add(quarter, 8, row);
-        [words, k.shl(row, 2)]
+        [words, k.shl(row, scales.row_bytes().trailing_zeros())]
     }
 
     /// Reads the words and scales of a unit from two chunks, `apart` bytes from each other.
@@ -69,10 +74,33 @@ impl Fragments {
         for row in 0..2 {
             let further = (row as u32 * apart).cast_signed();
             let words: [Reg<U32>; 2] = k.load_vector(words_at.plus(further));
-            let scales: Reg<U32> = k.load(scales_at.plus(further + CODE_BYTES.cast_signed()));
+            let scales_at = scales_at.plus(further + CODE_BYTES.cast_signed());
+            let scales: Reg<U32> = match self.scales {
+                Scales::Sixteens => k.load(scales_at),
+                Scales::ThirtyTwos => k.load_narrow(Width::B16, scales_at),
+            };
             k.set(self.fresh[row][0], words[0]);
             k.set(self.fresh[row][1], words[1]);
             k.set(self.fresh_scales[row], scales);
+        }
+    }
+
+    /// The scales of the two slices that one of a unit's two words covers, as a pair of floats.
+    fn pair(&self, k: &mut Builder, element: Tokens, scales: Reg<U32>, word: usize) -> Reg<U32> {
+        match self.scales {
+            Scales::Sixteens => scale_pair(k, element, scales, word),
+            Scales::ThirtyTwos => power_pair(k, element, scales, word),
+        }
+    }
+
+    /// One of a pair's scales, twice.
+    fn both<P: PackedPair<Width = ptx::W32>>(&self, k: &mut Builder, pair: Reg<P>, second: usize) -> Reg<P> {
+        match self.scales {
+            Scales::Sixteens => {
+                let scale = k.unpack_pair(pair)[second];
+                k.pack_pair(scale, scale)
+            }
+            Scales::ThirtyTwos => pair,
         }
     }
 
@@ -89,14 +117,13 @@ impl Fragments {
         k.phase("dequantise", |k| {
             for row in 0..2 {
                 let codes = self.fresh[row][word];
-                let pair = scale_pair(k, Tokens::F16, self.fresh_scales[row], word);
-                let pair = match self.lifts {
+                let pair = self.pair(k, Tokens::F16, self.fresh_scales[row], word);
+                let pair: Reg<F16x2> = match self.lifts {
                     Some(lifts) => k.mul(pair.cast::<F16x2>(), lifts[row].cast::<F16x2>()),
                     None => pair.cast(),
                 };
-                let scales = k.unpack_pair(pair);
                 for second in 0..2 {
-                    let both: Reg<F16x2> = k.pack_pair(scales[second], scales[second]);
+                    let both = self.both(k, pair, second);
                     let pairs = match self.order {
                         Codes::Halves => codes_of_slice(k, Tokens::F16, codes, second),
                         Codes::Bfloats => halves_of_bfloats(k, codes, second),
@@ -126,7 +153,7 @@ impl Fragments {
                     _ => (self.kept[row], self.kept_scales[row]),
                 };
                 if second == 0 {
-                    let pair = scale_pair(k, self.element, scales, word);
+                    let pair = self.pair(k, self.element, scales, word);
                     k.set(self.pairs[row], pair);
                 }
                 let codes = match self.order {
@@ -137,8 +164,8 @@ impl Fragments {
                 let fragment = self.sets[set][slice];
                 let fragment = [fragment[row], fragment[row + 2]];
                 match self.element {
-                    Tokens::F16 => scale::<F16x2>(k, self.pairs[row], second, codes, fragment),
-                    _ => scale::<Bf16x2>(k, self.pairs[row], second, codes, fragment),
+                    Tokens::F16 => self.scale::<F16x2>(k, self.pairs[row], second, codes, fragment),
+                    _ => self.scale::<Bf16x2>(k, self.pairs[row], second, codes, fragment),
                 }
                 if slice == 1 {
                     k.set(self.kept[row], self.fresh[row][1]);
@@ -157,22 +184,22 @@ impl Fragments {
             _ => MatrixOperand::Bf16(registers.map(Reg::cast)),
         }
     }
-}
 
-/// Multiplies two pairs of codes by the first or second scale of a pair, into registers that multiplications read round
-/// after round.
-fn scale<P: PackedPair<Width = ptx::W32>>(
-    k: &mut Builder,
-    pair: Reg<U32>,
-    second: usize,
-    codes: [Reg<U32>; 2],
-    into: [Reg<U32>; 2],
-) {
-    let scale = k.unpack_pair(pair.cast::<P>())[second];
-    let both: Reg<P> = k.pack_pair(scale, scale);
-    let ty: DataType = P::DATA;
-    for (codes, dst) in codes.into_iter().zip(into) {
-        let (a, b) = (Value::from(codes).operand(), Value::from(both).operand());
-        k.emit(Arith::Binary { op: BinaryOp::Mul, ty, mode: FloatMode::PLAIN, dst: dst.id(), a, b });
+    /// Multiplies two pairs of codes by the first or second scale of a pair, into registers that multiplications read
+    /// round after round.
+    fn scale<P: PackedPair<Width = ptx::W32>>(
+        &self,
+        k: &mut Builder,
+        pair: Reg<U32>,
+        second: usize,
+        codes: [Reg<U32>; 2],
+        into: [Reg<U32>; 2],
+    ) {
+        let both = self.both(k, pair.cast::<P>(), second);
+        let ty: DataType = P::DATA;
+        for (codes, dst) in codes.into_iter().zip(into) {
+            let (a, b) = (Value::from(codes).operand(), Value::from(both).operand());
+            k.emit(Arith::Binary { op: BinaryOp::Mul, ty, mode: FloatMode::PLAIN, dst: dst.id(), a, b });
+        }
     }
 }

@@ -52,7 +52,7 @@ use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, Specia
 
 pub use crate::families::choice::{CAPACITIES, Products, Tokens};
 use crate::launch::Spec;
-use crate::pack::Codes;
+use crate::pack::{Codes, Scales};
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use op::{Epilogue, Output, Schedule};
@@ -113,6 +113,8 @@ pub struct MultiplySpec {
     pub groups: u32,
     /// Whether sums have biases added to them.
     pub biased: bool,
+    /// How scales of weights lie.
+    pub scales: Scales,
     /// The layer whose experts the groups are, if they are: then the device alone knows how many tokens each has.
     pub experts: Option<Experts>,
 }
@@ -220,7 +222,7 @@ impl MultiplySpec {
 
     /// Bytes of one unit of k in a stage: tokens, and weights.
     pub fn unit_bytes(&self) -> [u32; 2] {
-        [self.tokens * self.element.parts() * self.token_bytes(), self.chunks() * crate::pack::CHUNK_BYTES]
+        [self.tokens * self.element.parts() * self.token_bytes(), self.chunks() * self.scales.chunk_bytes()]
     }
 
     /// Blocks that a multiprocessor holds at a time. Where there is room for two, the next launch's blocks begin beside

@@ -19,7 +19,6 @@
 use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32};
 
 use super::MultiplySpec;
-use crate::pack::CHUNK_BYTES;
 
 /// Threads that fill a stage.
 const PRODUCERS: u32 = 2;
@@ -177,7 +176,7 @@ impl Pipeline {
 
     /// Bytes from one chunk of a unit to the next: the units of one chunk lie together.
     pub fn chunk_stride(&self) -> u32 {
-        self.config.units * CHUNK_BYTES
+        self.config.units * self.config.scales.chunk_bytes()
     }
 
     /// Bytes of a stage's weights.

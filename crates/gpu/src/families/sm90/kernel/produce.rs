@@ -9,7 +9,7 @@ use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U
 use super::pipeline::Turn;
 use super::work::{Found, Tile};
 use super::{Parts, Products, UNIT};
-use crate::pack::{CHUNK_BYTES, CHUNK_ROWS};
+use crate::pack::CHUNK_ROWS;
 
 /// One warp fills the stages with weights.
 pub(super) fn weights(k: &mut Builder, parts: &Parts) {
@@ -106,7 +106,7 @@ impl Weights {
             matrices,
             first: k.shr(tile.column, rows.trailing_zeros()),
             last: k.shr(last, rows.trailing_zeros()),
-            run: k.mul(tile.depth, CHUNK_BYTES),
+            run: k.mul(tile.depth, parts.config.scales.chunk_bytes()),
         }
     }
 }
@@ -121,14 +121,15 @@ impl Feed for Weights {
         let bytes = k.mul(units, parts.config.unit_bytes()[1]);
         let full = parts.pipe.announce(k, turn, bytes);
         let stage = Addr::<Shared>::of(parts.pipe.chunks(k, turn));
-        let bytes = k.mul(units, CHUNK_BYTES);
+        let chunk_bytes = parts.config.scales.chunk_bytes();
+        let bytes = k.mul(units, chunk_bytes);
         let interleaved = self.matrices.len() as u32;
         for chunk in 0..parts.config.chunks() {
             let row = k.add(self.first, chunk / interleaved);
             let row = k.min(row, self.last);
             let matrix = self.matrices[(chunk % interleaved) as usize];
             let start = k.mul_wide_add(row, self.run, matrix);
-            let start = k.mul_wide_add(place.unit, CHUNK_BYTES, start);
+            let start = k.mul_wide_add(place.unit, chunk_bytes, start);
             let to = stage.plus((chunk * parts.pipe.chunk_stride()).cast_signed());
             k.bulk_load(to, Addr::of(start), bytes, full, CopyOptions::default());
         }
