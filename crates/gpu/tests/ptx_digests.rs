@@ -12,6 +12,7 @@ mod same;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use format::Scaling;
 use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerSite, LayerWeights};
 use gpu::experts::route::{RouteSpec, Score};
 use gpu::experts::shape::LayerShape;
@@ -107,6 +108,7 @@ const LAYER: LayerShape = LayerShape {
     scaled: [false; 2],
     invariant: false,
     codes: Codes::Bfloats,
+    scaling: Scaling::NvFp4,
     partial: Output::F32,
     output: Output::BF16,
     adapted: None,
@@ -125,6 +127,9 @@ fn layers() -> Vec<(&'static str, LayerShape)> {
         ("float", LayerShape { activation: Activation::F32, output: Output::F32, ..LAYER }),
         ("scaled", LayerShape { scaled: [true; 2], on_input: true, biased: true, ..halves }),
         ("nvfp4", LayerShape { intermediate: Intermediate::NvFp4, gate: Gate::Relu2, ..halves }),
+        ("mxfp4", LayerShape { scaling: Scaling::MxFp4, ..LAYER }),
+        ("mxfp4-halves", LayerShape { scaling: Scaling::MxFp4, ..halves }),
+        ("mxfp4-fp8", LayerShape { scaling: Scaling::MxFp4, ..LAYER }.in_precision(Precision::Fp8)),
         ("fp8", LAYER.in_precision(Precision::Fp8)),
         ("fp8-scaled", LayerShape { scaled: [true; 2], biased: true, ..LAYER }.in_precision(Precision::Fp8)),
     ]

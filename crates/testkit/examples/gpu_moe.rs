@@ -6,13 +6,15 @@
 //! device's clock, each kernel of them apart, and other tiles and kernels beside those that are chosen; then the
 //! products once more without parts of what their consumers compute, which says what takes their time; and the host's
 //! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too.
+//! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
+//! turns, with the same kernels otherwise: results must have the same bits.
 //! Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use format::{Dense, Values};
+use format::{Dense, Scaling, Values};
 use gpu::LaunchQueue;
 use gpu::device;
 use gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
@@ -42,7 +44,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 11] = [
+const STAGES: [(&str, Stage); 13] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -52,6 +54,8 @@ const STAGES: [(&str, Stage); 11] = [
     ("fp8-kinds", fp8_kinds),
     ("fp8-models", || models(Precision::Fp8)),
     ("fp8-timing", || timing(Precision::Fp8)),
+    ("mx-kinds", mx_kinds),
+    ("mx-timing", mx_timing),
     ("parts", parts),
     ("host", host),
 ];
@@ -230,6 +234,87 @@ fn fp8_kinds() -> Result<Value> {
     let common = model("", [40, 3, 256, 192])?.shape;
     let odd = LayerShape { hidden: 208, inner: 112, ..common }.in_precision(Precision::Fp8);
     right(experts::fp8_kinds(common).into_iter().chain([("fp8, odd sizes", odd)]), &[8, 16, 24, 48, 96, 160, 256])
+}
+
+/// The same of layers with MXFP4 weights, also over more powers of two than NVFP4 and f16 have.
+fn mx_kinds() -> Result<Value> {
+    let common = model("", [40, 3, 256, 192])?.shape;
+    let kinds = experts::mx_kinds(common);
+    let wide = LayerShape { scaling: Scaling::WideMxFp4, ..kinds[0].1 };
+    let others = [
+        ("mxfp4 in fp8", kinds[1].1.in_precision(Precision::Fp8)),
+        ("many powers of two", wide),
+        ("many, in single precision", LayerShape { activation: Activation::F32, output: Output::F32, ..wide }),
+    ];
+    let native = device::Device::of(0)?.family.scaling(Scaling::WideMxFp4).is_mx();
+    right(kinds.into_iter().chain(others.into_iter().filter(|_| native)), &[8, 16, 24, 48, 96, 160])
+}
+
+/// gpt-oss's layer with scales of MXFP4 and of NVFP4, in turns: with one configuration, and with the one that is
+/// planned for MXFP4.
+fn mx_timing() -> Result<Value> {
+    const ROUNDS: usize = 5;
+    let context = device::context(0)?;
+    let [_, model, _] = all_models()?;
+    let Model { name, shape, router } = &model;
+    let shape = LayerShape { scaling: Scaling::MxFp4, ..*shape };
+    let device::Device { family, facts, .. } = device::Device::of(0)?;
+    let own = Layer::new(*family, shape, DIFFERENT, 3)?;
+    let placed_own = Arc::new(DeviceExperts::new(0, shape, own.packed().map(Ok))?);
+    let wider = own.in_scaling(*family, Scaling::NvFp4)?;
+    let placed_wider = Arc::new(DeviceExperts::new(0, wider.shape, wider.packed().map(Ok))?);
+    let (mut rows, mut passed) = (Vec::new(), true);
+    for tokens in [1usize, 16, 64, 512, 4096] {
+        let stream = Stream::new(context)?;
+        let turns = if tokens > 512 { 3 } else { TURNS };
+        let tensors = (0..turns).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        let space = DeviceMemory::new(context, "a workspace", placed_own.workspace_bytes(tokens as u32))?;
+        let kernels = |shape: &LayerShape, problem: &LayerShape| -> Result<LayerKernels> {
+            let config = plan::cheapest(*family, &problem.problem(tokens as u32)?, facts)?;
+            Ok(LayerKernels::new(*family, shape, &config, facts).expect("a legal configuration"))
+        };
+        let ways = [
+            ("nvfp4", &placed_wider, kernels(&wider.shape, &wider.shape)?),
+            ("mxfp4", &placed_own, kernels(&shape, &wider.shape)?),
+            ("mxfp4 as planned", &placed_own, kernels(&shape, &shape)?),
+        ];
+        let encode = |placed: &DeviceExperts, kernels: &LayerKernels, turn: usize| -> Result<Vec<EncodedLaunch>> {
+            let launches = placed.launches(kernels, &tensors[turn].call(router), [space.address(), 0])?.all;
+            let encode = |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
+            launches.iter().map(encode).collect()
+        };
+        let mut bits = Vec::new();
+        for (_, placed, kernels) in &ways {
+            // SAFETY: everything that the launches use outlives the stream's work, which is waited for.
+            encode(placed, kernels, 0)?.iter().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
+            let found = tensors[0].results(shape.output, &stream)?;
+            bits.push(found.iter().map(|x| x.to_bits()).collect::<Vec<u32>>());
+        }
+        let same = bits[0] == bits[1];
+        passed &= same;
+        let mut us = [const { Vec::new() }; 3];
+        for _ in 0..ROUNDS {
+            for (us, (_, placed, kernels)) in us.iter_mut().zip(&ways) {
+                let calls = (0..turns).map(|turn| encode(placed, kernels, turn)).collect::<Result<Vec<_>>>()?;
+                let queue = || {
+                    // SAFETY: everything that the launches use outlives the graph.
+                    calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })
+                };
+                us.push(time(&stream, turns, queue)?);
+            }
+        }
+        let median = us.map(|mut us| {
+            us.sort_by(f64::total_cmp);
+            us[ROUNDS / 2]
+        });
+        let part = [median[1] / median[0], median[2] / median[0]];
+        println!("{name:14} {tokens:4} tokens: {median:.1?} µs, {part:.3?} of nvfp4's; the same bits: {same}");
+        rows.push(json!({"model": name, "tokens": tokens, "same": same, "nvfp4_us": median[0], "mxfp4_us": median[1],
+            "mxfp4_planned_us": median[2]}));
+    }
+    let bytes = [&placed_own, &placed_wider].map(|placed| placed.bytes());
+    Ok(json!({"passed": passed, "bytes": bytes, "rows": rows}))
 }
 
 fn right(kinds: impl Iterator<Item = (&'static str, LayerShape)>, tiles: &[u32]) -> Result<Value> {

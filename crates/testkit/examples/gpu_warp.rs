@@ -377,7 +377,8 @@ impl Memory {
         let packed = |seed: usize| -> Result<DeviceMemory> {
             let codes: Vec<u8> = (0..n * k / 2).map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 9) as u8).collect();
             let scales: Vec<u8> = (0..n * k / 16).map(|i| 0x20 + ((i + seed) % 32) as u8).collect();
-            hold(&Sm80.pack(&Matrix::new(n, k, codes, scales, 1.0)?, gpu::pack::Codes::Halves, &team))
+            let matrix = Matrix::new(n, k, codes, scales, 1.0)?;
+            hold(&Sm80.pack(&matrix, gpu::pack::Codes::Halves, matrix.scaling(), &team)?)
         };
         let halves = |i: usize| half::f16::from_f32(((i * 7 + i / k) % 17) as f32 / 8.0 - 1.0).to_le_bytes();
         Ok(Memory {

@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use fastrand::Rng;
-use format::{BLOCK, Dense, Matrix, Values, e4m3};
+use format::{BLOCK, Dense, MX_BLOCK, Matrix, Values, e4m3};
 use half::{bf16, f16};
 
 use op::{Activation, Activations, Error, Gate, Output, Precision, Problem, Result, Shape, Weights};
@@ -95,6 +95,11 @@ pub enum Inputs {
     Biases,
     /// As realistic, with an input scale in every other group, the first among them: factors from 1/8 to 8.
     InputScales,
+    /// MXFP4 weights whose scales are all powers of two that NVFP4's may be, 2⁻⁹ to 2⁸. Quantised tokens are realistic.
+    PowersOfTwo,
+    /// The same over forty powers of two, which NVFP4 has no scales for, nor f16 numbers: for dense tokens of more
+    /// range, and kernels that take MXFP4 as it is.
+    ManyPowers,
     /// As realistic, with one number in every dense token that is 2²⁰ times the others, and every fifth token zero.
     Outliers,
 }
@@ -243,7 +248,19 @@ impl fmt::Display for Case {
     }
 }
 
+/// The largest scale of MXFP4 weights, 2⁸.
+const LARGEST_POWER: u8 = 135;
+
 impl Inputs {
+    /// How many powers of two the scales of MXFP4 weights span, if weights are such.
+    fn powers(self) -> Option<u8> {
+        match self {
+            Inputs::PowersOfTwo => Some(18),
+            Inputs::ManyPowers => Some(40),
+            _ => None,
+        }
+    }
+
     /// The global scale of the gate matrix; the activations' is ½ where they are quantised.
     pub(crate) fn alpha(self, activation: Activation, k: usize) -> f32 {
         match self {
@@ -257,6 +274,11 @@ impl Inputs {
                 let weight = 2.93 * 1.69;
                 let token = if activation == Activation::NvFp4 { weight * 0.5 } else { 1.0 };
                 1.0 / (token * weight * (k as f32).sqrt())
+            }
+            // The root mean square of a scale is close to the largest one's share.
+            Inputs::PowersOfTwo | Inputs::ManyPowers => {
+                let token = if activation == Activation::NvFp4 { 2.93 * 1.69 * 0.5 } else { 1.0 };
+                1.0 / (token * 2.93 * 60.0 * (k as f32).sqrt())
             }
             Inputs::Stagnant => 2f32.powi(-20),
             _ => 1.0,
@@ -276,6 +298,11 @@ impl Inputs {
         let mut scales = vec![0u8; rows * k / BLOCK];
         rng.fill(&mut scales);
         let mut global = global;
+        if let Some(powers) = self.powers().filter(|_| !of_tokens) {
+            scales.truncate(rows * k / MX_BLOCK);
+            scales.iter_mut().for_each(|s| *s = LARGEST_POWER - *s % powers);
+            return Ok(Matrix::mx(rows, k, codes, &scales, global)?);
+        }
         match self {
             Inputs::CommunityDual => {
                 mask(&mut codes, 0xBB, 0);
@@ -289,7 +316,13 @@ impl Inputs {
                 global = 1.0;
             }
             // Exponents 5 to 8 of bias 7: scales from ¼ to just under 4.
-            Inputs::Realistic | Inputs::GlobalsApart | Inputs::InputScales | Inputs::Biases | Inputs::Outliers => {
+            Inputs::Realistic
+            | Inputs::GlobalsApart
+            | Inputs::InputScales
+            | Inputs::Biases
+            | Inputs::Outliers
+            | Inputs::PowersOfTwo
+            | Inputs::ManyPowers => {
                 scales.iter_mut().for_each(|s| *s = 0x28 + (*s & 0x1F));
             }
             Inputs::OneSign => {
@@ -501,6 +534,13 @@ fn edge() -> Vec<Case> {
             cases.push(case);
         }
     }
+    for (activation, gate) in
+        Activation::ALL.into_iter().flat_map(|activation| [Gate::Silu, Gate::None].map(|gate| (activation, gate)))
+    {
+        let why = "MXFP4 weights, K of whole blocks of 32 and no more: every power of two that NVFP4 has, too";
+        let inputs = Inputs::PowersOfTwo;
+        cases.push(Case { inputs, activation, gate, output: Output::F32, ..one(19, 37, 224, why) });
+    }
     for gate in Gate::ALL {
         for activation in Activation::ALL {
             for output in Output::ALL {
@@ -571,6 +611,7 @@ fn fp8() -> Vec<Case> {
         plain([9, 64, 128], f16, Inputs::Maximal, "the largest of all"),
         plain([11, 64, 256], f32, Inputs::Outliers, "one huge value in a row drowns the others; rows of zeros"),
         silu([11, 64, 256], bf16, Inputs::Outliers, "the same with a gate"),
+        silu([17, 64, 224], bf16, Inputs::PowersOfTwo, "MXFP4 weights, of which the smaller ones round"),
         plain([5, 64, 1024], f16, Inputs::OneSign, "sums that grow, of which tensor cores cut some at every step"),
     ];
     let groups = [[5, 72, 128], [0, 40, 64], [33, 64, 208]];

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use format::Dense;
+use format::{Dense, Scaling};
 use gpu::Family;
 use gpu::experts::packed::PackedExpert;
 use gpu::experts::shape::LayerShape;
@@ -30,6 +30,7 @@ pub const PLAIN: LayerShape = LayerShape {
     scaled: [false; 2],
     invariant: false,
     codes: Codes::Bfloats,
+    scaling: Scaling::NvFp4,
     partial: Output::F32,
     output: Output::BF16,
     adapted: None,
@@ -82,6 +83,23 @@ pub fn fp8_kinds(plain: LayerShape) -> [(&'static str, LayerShape); 8] {
     .map(|(what, shape)| (what, shape.in_precision(Precision::Fp8)))
 }
 
+/// The same of layers with MXFP4 weights: widths are made whole blocks of 32.
+pub fn mx_kinds(plain: LayerShape) -> [(&'static str, LayerShape); 7] {
+    let [hidden, inner] = [plain.hidden, plain.inner].map(|width| width.next_multiple_of(32));
+    let plain = LayerShape { hidden, inner, scaling: Scaling::MxFp4, ..plain };
+    let singles = LayerShape { activation: Activation::F32, output: Output::F32, ..plain };
+    let halves = LayerShape { activation: Activation::F16, codes: Codes::Halves, output: Output::F16, ..plain };
+    [
+        ("mxfp4", plain),
+        ("mxfp4 of gpt-oss", LayerShape { gate: Gate::GPT_OSS, biased: true, ..plain }),
+        ("mxfp4 in half precision", LayerShape { biased: true, ..halves }),
+        ("mxfp4 in half precision, in order for bfloat16", LayerShape { codes: Codes::Bfloats, ..halves }),
+        ("mxfp4 of one matrix, in single precision", LayerShape { gate: Gate::Relu2, ..singles }),
+        ("mxfp4 of scaled inputs", LayerShape { scaled: [true; 2], on_input: true, ..plain }),
+        ("mxfp4 before nvfp4", LayerShape { intermediate: Intermediate::NvFp4, output: Output::F32, ..plain }),
+    ]
+}
+
 /// Some experts, of which a layer's experts are copies in turn: packing takes long, and the kernels do not know.
 #[derive(Debug)]
 pub struct Layer {
@@ -96,12 +114,20 @@ impl Layer {
     pub fn new(family: &dyn Family, shape: LayerShape, different: usize, seed: u64) -> Result<Self> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let widths = [shape.hidden, shape.inner].map(|width| width as usize);
-        let expert = |_| mlp(&mut rng, shape.gate, widths, shape.biased, shape.scaled);
+        let expert = |_| mlp(&mut rng, shape.gate, widths, shape.biased, shape.scaled, shape.scaling);
         let experts = (0..different).map(expert).collect::<Result<Vec<_>>>()?;
         let alone = Team::new(Alone);
         let packed = experts.iter().map(|expert| PackedExpert::new((family, &alone), &shape, expert).map(Arc::new));
         let packed = packed.collect::<Result<_>>()?;
         Ok(Layer { shape, weights: ExpertWeights::new(experts, shape.gate)?, packed })
+    }
+
+    /// The same layer with other scales, if that is exact.
+    pub fn in_scaling(self, family: &dyn Family, scaling: Scaling) -> Result<Self> {
+        let shape = LayerShape { scaling, ..self.shape };
+        let pack = |expert| PackedExpert::new((family, &Team::new(Alone)), &shape, expert).map(Arc::new);
+        let packed = self.weights.experts().iter().map(pack).collect::<Result<_>>()?;
+        Ok(Layer { shape, packed, ..self })
     }
 
     /// Every expert, as the kernels take it.

@@ -4,7 +4,7 @@
 //! seed. Sizes are those of the published configurations.
 
 use fastrand::Rng;
-use format::{BLOCK, Dense, Values};
+use format::{Dense, Scaling, Values};
 use hammerhead::layer_reference::{LayerReference, value_at};
 use hammerhead::routing::Groups;
 use op::{
@@ -42,6 +42,8 @@ pub struct Model {
     pub biases: bool,
     /// Whether all inputs are multiplied with scales, as AWQ has it.
     pub input_scales: bool,
+    /// How its published weights share scales.
+    pub scales: Scaling,
 }
 
 /// What most models have.
@@ -58,14 +60,16 @@ pub const COMMON: Model = Model {
     gate: Gate::Silu,
     biases: false,
     input_scales: false,
+    scales: Scaling::NvFp4,
 };
 
 /// Every model.
 pub fn models() -> Vec<Model> {
     let qwen = Model { experts: [128, 8], ..COMMON };
     let sigmoid = Model { scoring: Scoring::Sigmoid, ..COMMON };
+    let mxfp4 = Model { scales: Scaling::MxFp4, ..COMMON };
     let gpt_oss =
-        Model { scoring: Scoring::TopKSoftmax, widths: [2880, 2880], gate: Gate::GPT_OSS, biases: true, ..COMMON };
+        Model { scoring: Scoring::TopKSoftmax, widths: [2880, 2880], gate: Gate::GPT_OSS, biases: true, ..mxfp4 };
     let llama = Model { scoring: Scoring::SigmoidInput, widths: [5120, 8192], shared: Some(8192), ..COMMON };
     let nemotron = Model { gate: Gate::Relu2, ..sigmoid };
     vec![
@@ -110,14 +114,14 @@ pub fn models() -> Vec<Model> {
         },
         Model {
             name: "deepseek-v4-flash",
-            why: "roots of softplus with a correction, and a gate with limits",
+            why: "roots of softplus with a correction, a gate with limits, and MXFP4 weights",
             experts: [256, 6],
             widths: [4096, 2048],
             scoring: Scoring::SqrtSoftplus,
             scaling: 1.5,
             shared: Some(2048),
             gate: Gate::SiluLimited { limit: 10.0 },
-            ..COMMON
+            ..mxfp4
         },
         Model {
             name: "minimax-m2",
@@ -136,7 +140,12 @@ pub fn models() -> Vec<Model> {
             gate: Gate::GPT_OSS,
             ..sigmoid
         },
-        Model { name: "gpt-oss-20b", why: "biases on all matrices; widths of 45 chunks", experts: [32, 4], ..gpt_oss },
+        Model {
+            name: "gpt-oss-20b",
+            why: "MXFP4, biases on all matrices; widths of 45 chunks",
+            experts: [32, 4],
+            ..gpt_oss
+        },
         Model { name: "gpt-oss-120b", why: "the same with four times the experts", experts: [128, 4], ..gpt_oss },
         Model { name: "llama-4-scout", why: "one expert per token, weighed on its input", experts: [16, 1], ..llama },
         Model { name: "llama-4-maverick", why: "the same with eight times the experts", experts: [128, 1], ..llama },
@@ -203,7 +212,8 @@ impl Model {
     /// A small copy with the same traits, in which a reference can be computed whole: a sixteenth of the experts and a
     /// thirty-second of the widths, about.
     pub fn scaled_down(self) -> Self {
-        let width = |width: usize| (width / 32).next_multiple_of(BLOCK).max(3 * BLOCK);
+        let block = self.scales.block();
+        let width = |width: usize| (width / 32).next_multiple_of(block).max(3 * block);
         let [experts, top_k] = self.experts;
         Self {
             experts: [(experts / 16).max(top_k).max(4).next_multiple_of(self.groups.map_or(1, |g| g.count)), top_k],
@@ -217,7 +227,9 @@ impl Model {
     pub fn instance(&self, tokens: usize, element: Activation, distinct: usize, seed: u64) -> Result<Instance> {
         let mut rng = Rng::with_seed(seed);
         let ([experts, top_k], [hidden, inner]) = (self.experts, self.widths);
-        let mlp = |rng: &mut Rng, inner| mlp(rng, self.gate, [hidden, inner], self.biases, [self.input_scales; 2]);
+        let mlp = |rng: &mut Rng, inner| {
+            mlp(rng, self.gate, [hidden, inner], self.biases, [self.input_scales; 2], self.scales)
+        };
         let pool = (0..experts.min(distinct)).map(|_| mlp(&mut rng, inner)).collect::<Result<_>>()?;
         let mut shared = None;
         if let Some(inner) = self.shared {
@@ -247,7 +259,7 @@ impl Model {
     /// once per MLP.
     pub fn cost(&self, inner: usize) -> (f64, f64) {
         let elements = ((self.gate.matrices() + 1) * self.widths[0] * inner) as f64;
-        (2.0 * elements, elements * (0.5 + 1.0 / BLOCK as f64))
+        (2.0 * elements, elements * (0.5 + 1.0 / self.scales.block() as f64))
     }
 }
 
@@ -258,10 +270,16 @@ pub(crate) fn mlp(
     [hidden, inner]: [usize; 2],
     biased: bool,
     scaled: [bool; 2],
+    scaling: Scaling,
 ) -> Result<MlpWeights<'static>> {
+    let inputs = match scaling {
+        Scaling::NvFp4 => Inputs::Realistic,
+        Scaling::MxFp4 => Inputs::PowersOfTwo,
+        Scaling::WideMxFp4 => Inputs::ManyPowers,
+    };
     let mut weights = |[rows, k]: [usize; 2], spreads: &[f32], scaled: bool| -> Result<Weights<'static>> {
-        let alpha = Inputs::Realistic.alpha(Activation::F32, k);
-        let mut matrix = |spread: f32| Inputs::Realistic.matrix(rng, rows, k, spread * alpha, false);
+        let alpha = inputs.alpha(Activation::F32, k);
+        let mut matrix = |spread: f32| inputs.matrix(rng, rows, k, spread * alpha, false);
         let mut weights = match *spreads {
             [gate, up] => Weights::gated(matrix(gate)?, matrix(up)?)?,
             _ => Weights::plain(matrix(spreads[0])?),

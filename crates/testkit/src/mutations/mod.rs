@@ -283,10 +283,10 @@ impl Problem {
 fn stage(simulator: &'static Simulated, instance: &Instance, way: &Way) -> Result<Staged> {
     let backend: &'static dyn Backend = simulator;
     let request: Request = way.request.parse()?;
-    let problem = &instance.problem;
-    let plan = Plan::best(problem.clone(), &[backend], &request, 1)?;
     let team = cpu::team(Some(1))?;
     let packed = backend.prepack(&instance.weights, &team)?;
+    let problem = &instance.problem.clone().with_scaling(packed.scaling())?;
+    let plan = Plan::best(problem.clone(), &[backend], &request, 1)?;
     // Single precision is brought near one by its largest magnitude.
     let largest = vec![4.0; instance.activations.len()];
     let mut results = poisoned(instance);

@@ -2,6 +2,7 @@
 //! precision.
 
 use bytemuck::cast_slice;
+use format::Scaling;
 use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerSite, LayerWeights};
 use gpu::experts::plan;
 use gpu::experts::route::{RouteSpec, Score};
@@ -15,7 +16,7 @@ use gpu::pack::Codes;
 use gpu::products::{ProductShape, UNDER};
 use gpu::{Argument, Family};
 use half::{bf16, f16};
-use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds};
+use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds, mx_kinds};
 use op::{Activation, Config, Epilogue, Gate, Intermediate, Output, Own, Precision, Tile};
 use ptx::Kernel;
 use rayon::prelude::*;
@@ -82,7 +83,11 @@ fn uploaded(gpu: &mut Gpu, name: &str, activation: Activation, values: &mut [f32
 
 impl Trial {
     fn new(family: &dyn Family, shape: LayerShape, ids: &[i32], weights: &[f32], shared: bool) -> Self {
-        let layer = Layer::new(family, shape, 3, 5).unwrap();
+        Self::of(Layer::new(family, shape, 3, 5).unwrap(), ids, weights, shared)
+    }
+
+    fn of(layer: Layer, ids: &[i32], weights: &[f32], shared: bool) -> Self {
+        let shape = layer.shape;
         let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
         let packed: Vec<_> = layer.packed().collect();
         let bytes: Vec<u8> = packed.iter().flat_map(|expert| expert.matrices().to_vec()).collect();
@@ -322,6 +327,62 @@ fn every_kind_of_layer_in_fp8_is_right_whatever_the_routing_the_tile_and_the_sch
             assert_eq!(trial.run(&kernels, schedule), first, "{what}, {schedule}");
         }
     });
+}
+
+#[test]
+fn every_kind_of_layer_with_mxfp4_weights_is_right_and_the_same_to_the_bit_as_with_scales_of_nvfp4() {
+    let kinds = mx_kinds(SHAPE).into_iter().flat_map(|(what, shape)| [(what, shape, 8), (what, shape, 96)]);
+    let fp8 = mx_kinds(SHAPE)[1].1.in_precision(Precision::Fp8);
+    let fp8 = [24, 256].map(|tile| ("mxfp4 in fp8", fp8, tile));
+    kinds.chain(fp8).collect::<Vec<_>>().into_par_iter().for_each(|(what, shape, tile)| {
+        let ids = &routings()[0].1[..18];
+        let weights = weights(ids.len());
+        let native = Layer::new(&Sm90, shape, 3, 5).unwrap();
+        let bytes = |layer: &Layer| layer.packed().map(|expert| expert.matrices().len()).sum::<usize>();
+        let own_bytes = bytes(&native);
+        let trial = Trial::of(native, ids, &weights, false);
+        let found = trial.run(&with_tile(&Sm90, &shape, tile), Schedule::Random(1));
+        trial.check(what, &routed(&shape, ids, &weights), &found);
+        let widened = Layer::new(&Sm90, shape, 3, 5).unwrap().in_scaling(&Sm90, Scaling::NvFp4).unwrap();
+        assert_eq!(own_bytes * 18, bytes(&widened) * 17, "{what}");
+        let nvfp4 = widened.shape;
+        let trial = Trial::of(widened, ids, &weights, false);
+        let other = trial.run(&with_tile(&Sm90, &nvfp4, tile), Schedule::Latest);
+        assert!(found.iter().zip(&other).all(|(one, other)| one.to_bits() == other.to_bits()), "{what}");
+        // Other families widen it themselves.
+        if shape.precision == Precision::Exact {
+            for family in &FAMILIES[1..] {
+                let trial = Trial::new(*family, shape, ids, &weights, false);
+                let found = trial.run(&with_tile(*family, &shape, 64), Schedule::Earliest);
+                trial.check(what, &routed(&shape, ids, &weights), &found);
+            }
+        }
+    });
+}
+
+#[test]
+fn mxfp4_scales_that_neither_nvfp4_nor_halves_hold_are_exact_with_bfloat16_and_refused_elsewhere() {
+    let wide = LayerShape { scaling: Scaling::WideMxFp4, ..mx_kinds(SHAPE)[0].1 };
+    let single = LayerShape { activation: Activation::F32, output: Output::F32, biased: true, ..wide };
+    let ids = &routings()[0].1[..18];
+    for (shape, tile) in [(wide, 8), (wide, 64), (single, 16)] {
+        let weights = weights(ids.len());
+        let trial = Trial::new(&Sm90, shape, ids, &weights, false);
+        let found = trial.run(&with_tile(&Sm90, &shape, tile), Schedule::Random(3));
+        trial.check("many powers of two", &routed(&shape, ids, &weights), &found);
+    }
+    for family in &FAMILIES[1..] {
+        let refused = Layer::new(*family, wide, 3, 5).unwrap_err().to_string();
+        assert!(refused.contains("no exact NVFP4 form"), "{refused}");
+    }
+    let halves = LayerShape { activation: Activation::F16, ..wide };
+    let rounded = wide.in_precision(Precision::Fp8);
+    for shape in [halves, rounded, LayerShape { intermediate: Intermediate::NvFp4, ..wide }] {
+        let refused = plan::kernels(&Sm90, &shape, 16, &Facts::h200()).unwrap_err().to_string();
+        assert!(refused.contains("more powers of two than f16 holds"), "{refused}");
+        let products = [shape.gate_up(), shape.down()];
+        assert!(products.iter().any(|product| Sm90.expert_configs(product, 16, &Facts::h200()).is_empty()));
+    }
 }
 
 /// The vector of an expert's own gate.

@@ -1,5 +1,6 @@
 //! The GPU's kernels as they are printed: legal in every size that a plan may choose, and assembled without spills.
 
+use format::Scaling;
 use gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
 use gpu::experts::For;
 use gpu::experts::adapt::{Ends, ExpandSpec, ShrinkSpec};
@@ -15,7 +16,7 @@ use gpu::experts::sort::{Ids, Rows, SortSpec};
 use gpu::facts::Facts;
 use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use gpu::families::sm90::{Sm90, experts};
-use gpu::pack::Codes;
+use gpu::pack::{Codes, Scales};
 use gpu::phases::gates::Function;
 use gpu::{KernelSpec, families::sm90::kernel, join, round};
 use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Schedule};
@@ -43,6 +44,7 @@ const COMMON: MultiplySpec = MultiplySpec {
     output: Output::F16,
     groups: 1,
     biased: false,
+    scales: Scales::Sixteens,
     experts: None,
 };
 
@@ -122,6 +124,18 @@ fn configs() -> Vec<MultiplySpec> {
     ] {
         all.push(MultiplySpec { element: Tokens::E4m3, ..spec });
     }
+    for spec in [
+        common,
+        sized(Interleaved, [128, 64, 2, 5], PerTile),
+        sized(Interleaved, [8, 32, 4, 14], PerTile),
+        sized(Interleaved, [64, 64, 2, 6], SplitK),
+        sized(Sequential, [64, 192, 1, 4], Persistent),
+        MultiplySpec { ping_pong: true, ..sized(Interleaved, [112, 64, 2, 4], Persistent) },
+        MultiplySpec { element: Tokens::Bf16, ..sized(Interleaved, [16, 32, 4, 12], PerTile) },
+        MultiplySpec { element: Tokens::E4m3, ..sized(Interleaved, [192, 64, 2, 4], PerTile) },
+    ] {
+        all.push(MultiplySpec { scales: Scales::ThirtyTwos, ..spec });
+    }
     all.push(MultiplySpec { function: Function::Relu2, ..sized(Single, [64, 128, 1, 4], PerTile) });
     all.extend(CAPACITIES.map(|groups| MultiplySpec { groups, ..common }));
     all
@@ -196,6 +210,10 @@ fn of_experts() -> Vec<KernelSpec> {
         .chain(tiles(halves, &[8, 48]))
         .chain(tiles(LayerShape { invariant: true, ..layer }, &[8, 16, 64]))
         .chain(tiles(LayerShape { invariant: true, ..single }, &[8, 160]))
+        .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..layer }, &[8, 16, 24, 32, 48, 64, 96, 128, 160]))
+        .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..factored }, &[8, 48]))
+        .chain(tiles(LayerShape { scaling: Scaling::WideMxFp4, ..single }, &[8, 64]))
+        .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..layer }.in_precision(Precision::Fp8), &[16, 64, 256]))
         .chain(tiles(layer.in_precision(Precision::Fp8), &experts::FP8_TILES))
         .chain(tiles(factored.in_precision(Precision::Fp8), &[16, 48, 64, 96, 160, 256]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])

@@ -19,8 +19,9 @@ fn simulate(case: &Case, instance: &Instance, request: &str, schedule: Schedule)
     let backend: &'static dyn Backend = Box::leak(Box::new(simulator));
     let request: Request = request.parse().unwrap();
     let (problem, team) = (case.computed_problem().unwrap(), cpu::team(Some(1)).unwrap());
-    let plan = Plan::best(problem.clone(), &[backend], &request, 1).unwrap_or_else(|error| panic!("{case}: {error}"));
     let packed = backend.prepack(&instance.weights, &team).unwrap();
+    let problem = problem.with_scaling(packed.scaling()).unwrap();
+    let plan = Plan::best(problem.clone(), &[backend], &request, 1).unwrap_or_else(|error| panic!("{case}: {error}"));
     let mut results = poisoned(instance);
     let targets = &mut Target::all(&mut results);
     let ran = if case.is_scaled() {

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use fastrand::Rng;
-use format::Dense;
+use format::{Dense, Matrix, Scaling};
 use gpu::simulated::Staged;
 use gpu::{Foretold, Simulated};
 use hammerhead::reference::Reference;
@@ -16,7 +16,7 @@ use hammerhead::{
 };
 use hammerhead_testkit::cases::{self, Case, Inputs, Instance, Suite};
 use hammerhead_testkit::verify::{Expected, poisoned};
-use op::{Call, Operands};
+use op::{Call, Operands, Weights};
 use rayon::prelude::*;
 use sim::Schedule;
 
@@ -39,9 +39,10 @@ fn simulate(instance: &Instance, (name, request): (&str, &str), schedule: Schedu
     let problem = &instance.problem;
     let activation = if scaled { Activation::F32 } else { problem.activation() };
     let problem = Problem::new(problem.groups().to_vec(), problem.gate(), activation, problem.output()).unwrap();
+    let packed = backend.prepack(&instance.weights, &cpu::team(Some(1)).unwrap()).unwrap();
+    let problem = problem.with_scaling(packed.scaling()).unwrap();
     let plan =
         Plan::best(problem.clone(), &[backend], &request, 1).unwrap_or_else(|error| panic!("{request:?}: {error}"));
-    let packed = backend.prepack(&instance.weights, &cpu::team(Some(1)).unwrap()).unwrap();
     let mut results = poisoned(instance);
     let (team, targets) = (cpu::team(Some(1)).unwrap(), &mut Target::all(&mut results));
     let choice = (plan.backend(), *plan.config());
@@ -441,6 +442,70 @@ fn groups_that_follow_each_other_in_one_array_are_stored_wherever_they_begin() {
             check(&case, (name, &format!("strategy={strategy}")), Schedule::Random(3));
         }
     });
+}
+
+/// The same weights with scales of NVFP4.
+fn widened(weights: &Weights<'static>) -> Weights<'static> {
+    let own = |matrix: &Matrix<'static>| matrix.in_scaling(Scaling::NvFp4).unwrap().into_owned();
+    match weights.up() {
+        Some(up) => Weights::gated(own(weights.gate()), own(up)).unwrap(),
+        None => Weights::plain(own(weights.gate())),
+    }
+}
+
+#[test]
+fn mxfp4_weights_have_the_same_bits_as_with_scales_of_nvfp4_in_fewer_bytes() {
+    let ways = [
+        "",
+        "strategy=two-pass",
+        "strategy=sequential",
+        "strategy=ping-pong",
+        "schedule=split-k",
+        "tile=8x32,depth=256",
+    ];
+    let cases = Activation::ALL.into_iter().flat_map(|activation| ways.map(|request| (activation, request)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(activation, request)| {
+        let case = case(&[(19, 40, 288), (0, 33, 64), (35, 72, 32)], activation, Gate::Silu, Output::F32);
+        let case = Case { inputs: Inputs::PowersOfTwo, ..case };
+        let instance = case.instance(3).unwrap();
+        let weights = instance.weights.iter().map(widened).collect();
+        let nvfp4 = Instance { weights, ..instance.clone() };
+        let [native, detour] =
+            [&instance, &nvfp4].map(|instance| simulate(instance, (HOPPER, request), Schedule::Random(5)));
+        for (one, other) in native.iter().zip(&detour) {
+            let bits = |dense: &Dense<'_>| match dense.values() {
+                format::Values::F32(values) => values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>(),
+                _ => panic!("asked for f32"),
+            };
+            assert_eq!(bits(one), bits(other), "{case} with {request}");
+        }
+        check(&case, (HOPPER, request), Schedule::Latest);
+        let team = cpu::team(Some(1)).unwrap();
+        let packed =
+            |weights: &[Weights<'static>]| simulator(HOPPER, Schedule::Latest).prepack(weights, &team).unwrap();
+        let (own, wider) = (packed(&instance.weights), packed(&nvfp4.weights));
+        assert_eq!((own.scaling(), wider.scaling()), (Scaling::MxFp4, Scaling::NvFp4));
+        assert_eq!(own.bytes() * 18, wider.bytes() * 17);
+    });
+}
+
+#[test]
+fn mxfp4_scales_beyond_those_of_nvfp4_and_of_halves_are_exact_with_bfloat16_and_f32() {
+    for (activation, request) in
+        [(Activation::BF16, ""), (Activation::F32, ""), (Activation::BF16, "tile=8x32,depth=256")]
+    {
+        let case = case(&[(19, 40, 288), (3, 33, 64)], activation, Gate::Silu, Output::F32);
+        check(&Case { inputs: Inputs::ManyPowers, ..case }, (HOPPER, request), Schedule::Random(1));
+    }
+    let case = case(&[(3, 40, 64)], Activation::F16, Gate::Silu, Output::F32);
+    let instance = Case { inputs: Inputs::ManyPowers, ..case }.instance(1).unwrap();
+    let engine = Engine::new(Options { backend: Some("sim".to_owned()), ..Options::default() }).unwrap();
+    let layer = engine.load(&instance.weights, Gate::Silu).unwrap();
+    let refused = engine.run(&layer, &instance.activations, Output::F32).unwrap_err().to_string();
+    assert!(refused.contains("give bf16 or f32 tokens"), "{refused}");
+    let engine = Engine::new(Options { backend: Some("scalar".to_owned()), ..Options::default() }).unwrap();
+    let refused = engine.load(&instance.weights, Gate::Silu).unwrap_err().to_string();
+    assert!(refused.contains("no exact NVFP4 form"), "{refused}");
 }
 
 /// A simulated GPU before the first launch of what is planned for an instance.
