@@ -93,17 +93,6 @@ impl Fragments {
         }
     }
 
-    /// One of a pair's scales, twice.
-    fn both<P: PackedPair<Width = ptx::W32>>(&self, k: &mut Builder, pair: Reg<P>, second: usize) -> Reg<P> {
-        match self.scales {
-            Scales::Sixteens => {
-                let scale = k.unpack_pair(pair)[second];
-                k.pack_pair(scale, scale)
-            }
-            Scales::ThirtyTwos => pair,
-        }
-    }
-
     /// Sets what the scales of a tile's rows are multiplied with.
     pub fn lift(&self, k: &mut Builder, row: usize, lift: Reg<U32>) {
         if let Some(lifts) = self.lifts {
@@ -122,8 +111,9 @@ impl Fragments {
                     Some(lifts) => k.mul(pair.cast::<F16x2>(), lifts[row].cast::<F16x2>()),
                     None => pair.cast(),
                 };
+                let apart = (self.scales == Scales::Sixteens).then(|| k.unpack_pair(pair));
                 for second in 0..2 {
-                    let both = self.both(k, pair, second);
+                    let both = apart.map_or(pair, |scales| k.pack_pair(scales[second], scales[second]));
                     let pairs = match self.order {
                         Codes::Halves => codes_of_slice(k, Tokens::F16, codes, second),
                         Codes::Bfloats => halves_of_bfloats(k, codes, second),
@@ -195,7 +185,9 @@ impl Fragments {
         codes: [Reg<U32>; 2],
         into: [Reg<U32>; 2],
     ) {
-        let both = self.both(k, pair.cast::<P>(), second);
+        let pair = pair.cast::<P>();
+        let apart = (self.scales == Scales::Sixteens).then(|| k.unpack_pair(pair)[second]);
+        let both = apart.map_or(pair, |scale| k.pack_pair(scale, scale));
         let ty: DataType = P::DATA;
         for (codes, dst) in codes.into_iter().zip(into) {
             let (a, b) = (Value::from(codes).operand(), Value::from(both).operand());
