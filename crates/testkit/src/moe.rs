@@ -6,7 +6,7 @@
 use fastrand::Rng;
 use format::{Dense, Scaling, Values};
 use hammerhead::layer_reference::{LayerReference, value_at};
-use hammerhead::routing::Groups;
+use hammerhead::routing::{Groups, Ids};
 use op::{
     Activation, Arithmetic, ExpertWeights, Gate, Intermediate, MlpWeights, Output, Problem, Result, Routed, Router,
     Scoring, SharedWeights, Weights, Whole,
@@ -44,6 +44,8 @@ pub struct Model {
     pub input_scales: bool,
     /// How its published weights share scales.
     pub scales: Scaling,
+    /// Whether experts are looked up by the token's number, and logits say their weights alone.
+    pub looked_up: bool,
 }
 
 /// What most models have.
@@ -61,6 +63,7 @@ pub const COMMON: Model = Model {
     biases: false,
     input_scales: false,
     scales: Scaling::NvFp4,
+    looked_up: false,
 };
 
 /// Every model.
@@ -71,6 +74,15 @@ pub fn models() -> Vec<Model> {
     let gpt_oss =
         Model { scoring: Scoring::TopKSoftmax, widths: [2880, 2880], gate: Gate::GPT_OSS, biases: true, ..mxfp4 };
     let llama = Model { scoring: Scoring::SigmoidInput, widths: [5120, 8192], shared: Some(8192), ..COMMON };
+    let deepseek_v4 = Model {
+        scoring: Scoring::SqrtSoftplus,
+        scaling: 1.5,
+        gate: Gate::SiluLimited { limit: 10.0 },
+        experts: [256, 6],
+        widths: [4096, 2048],
+        shared: Some(2048),
+        ..mxfp4
+    };
     let nemotron = Model { gate: Gate::Relu2, ..sigmoid };
     vec![
         Model { name: "qwen3-30b-a3b", why: "many small experts", widths: [2048, 768], ..qwen },
@@ -113,15 +125,33 @@ pub fn models() -> Vec<Model> {
             ..sigmoid
         },
         Model {
+            name: "glm-4.7-flash",
+            why: "a small model of the same kind: few experts, and few of them per token",
+            experts: [64, 4],
+            widths: [2048, 1536],
+            scaling: 1.8,
+            shared: Some(1536),
+            ..sigmoid
+        },
+        Model {
+            name: "glm-5",
+            why: "as many experts as DeepSeek-V3, narrower and without groups",
+            experts: [256, 8],
+            widths: [6144, 2048],
+            scaling: 2.5,
+            shared: Some(2048),
+            ..sigmoid
+        },
+        Model {
             name: "deepseek-v4-flash",
             why: "roots of softplus with a correction, a gate with limits, and MXFP4 weights",
-            experts: [256, 6],
-            widths: [4096, 2048],
-            scoring: Scoring::SqrtSoftplus,
-            scaling: 1.5,
-            shared: Some(2048),
-            gate: Gate::SiluLimited { limit: 10.0 },
-            ..mxfp4
+            ..deepseek_v4
+        },
+        Model {
+            name: "deepseek-v4-flash-first",
+            why: "its first layers: experts by the token's number, weighed by what logits say of those",
+            looked_up: true,
+            ..deepseek_v4
         },
         Model {
             name: "minimax-m2",
@@ -320,7 +350,18 @@ impl Instance {
 
     /// The experts of every token.
     pub fn routed(&self) -> Result<Routed> {
-        self.router.route(&self.logits, self.tokens.rows())
+        self.routed_from(0, &self.logits)
+    }
+
+    /// The experts of tokens from one on, by as many logits.
+    fn routed_from(&self, first: usize, logits: &[f32]) -> Result<Routed> {
+        let [experts, top] = self.model.experts;
+        let tokens = logits.len() / experts;
+        if !self.model.looked_up {
+            return self.router.route(logits, tokens);
+        }
+        let ids = (first..first + tokens).flat_map(|token| (0..top).map(move |at| ((token * 7 + at) % experts) as i64));
+        self.router.weigh_chosen(logits, Ids::I64(&ids.collect::<Vec<_>>()), tokens)
     }
 
     /// One of the tokens, and its experts.
@@ -332,7 +373,7 @@ impl Instance {
             Values::BF16(x) => x[range].into(),
             Values::F32(x) => x[range].into(),
         };
-        let routed = self.router.route(&self.logits[token * experts..(token + 1) * experts], 1)?;
+        let routed = self.routed_from(token, &self.logits[token * experts..(token + 1) * experts])?;
         Ok((Dense::new(1, k, values, self.tokens.global())?, routed))
     }
 }
@@ -371,7 +412,10 @@ mod tests {
             assert!(small.experts[0] < model.experts[0] && small.experts[1] == model.experts[1], "{}", model.name);
             let instance = small.instance(3, Activation::BF16, 2, 1).unwrap();
             assert_eq!(instance.weights().unwrap().experts().len(), small.experts[0]);
-            assert_eq!(instance.routed().unwrap().tokens(), 3);
+            let routed = instance.routed().unwrap();
+            assert_eq!(routed.tokens(), 3);
+            let (_, alone) = instance.alone(2).unwrap();
+            assert!(alone.of(0).eq(routed.of(2)), "{}", model.name);
         }
     }
 }
