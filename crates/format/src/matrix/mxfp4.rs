@@ -138,7 +138,7 @@ impl<'a> Matrix<'a> {
 /// The smallest and the largest scale of blocks that are not zero.
 fn extremes(exponents: &[u8], codes: &[u8], k: usize) -> Option<[Extreme; 2]> {
     let blocks = k / MX_BLOCK;
-    let (mut least, mut most): (Option<(u8, usize)>, Option<(u8, usize)>) = (None, None);
+    let [mut least, mut most] = [None::<(u8, usize)>; 2];
     for (at, (&exponent, codes)) in exponents.iter().zip(codes.chunks_exact(MX_BLOCK / 2)).enumerate() {
         // Most are neither.
         let (smaller, larger) =
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn blocks_of_zeros_widen_nothing() {
-        let mut codes = vec![0x11; 32];
+        let mut codes = [0x11; 32];
         codes[..16].fill(0x80);
         let matrix = Matrix::mx(1, 64, &codes[..], &[0, 118], ONE).unwrap();
         assert_eq!(matrix.scaling(), Scaling::MxFp4);
