@@ -2,8 +2,9 @@
 //!
 //! Some warps of a block take a row: they find the largest magnitude, make the power of two that brings it to 448 or
 //! just below, and round. Numbers stay in registers between the two, so a row is read once. As few warps as can take it
-//! in two rounds do: with rows of experts' intermediates, which are short and many, few threads have nothing to do. Bits of magnitudes are ordered as the
-//! magnitudes are, and those of infinities and NaN are beyond all others: the row's factor is NaN then.
+//! in two rounds do: with rows of experts' intermediates, which are short and many, few threads have nothing to do.
+//! Bits of magnitudes are ordered as the magnitudes are, and those of infinities and NaN are beyond all others: the
+//! row's factor is NaN then.
 //!
 //! **The order of k.** A thread's word of packed weights ([`crate::pack`]) has, of a step of 16, columns 2c, 2c + 1,
 //! 2c + 8 and 2c + 9, and tensor cores take four neighbours from it. So tokens have those columns side by side: of
