@@ -65,8 +65,8 @@ pub const UNIT: u32 = 64;
 /// since registers do not suffice for so many main loops then.
 const WIDTH_STEP: u32 = 16;
 const WIDTH_STEP_PERSISTENT: u32 = 32;
-/// Tokens of the widest tiles of experts, or of tiles that are stored under the next one's products, of which the widths
-/// are as many as registers suffice for also with the smaller step.
+/// Tokens of the widest tiles of experts, or of tiles that are stored under the next one's products, of which the
+/// widths are as many as registers suffice for also with the smaller step.
 const MOST_TOKENS_IN_FINE_STEPS: u32 = 160;
 /// The least such width: below it, dequantising takes as long whatever the width.
 const LEAST_WIDTH: u32 = 64;
