@@ -17,7 +17,7 @@ use op::{Config, Output, Own, Precision, Result, Setting, Tile};
 
 use ptx::Feature;
 
-use super::adapt::{AdaptedShape, AdapterPlaces, Ends, ExpandSpec, ShrinkSpec};
+use super::adapt::{AdaptSpec, AdaptedShape, AdapterPlaces};
 use super::between::{BetweenSpec, Form};
 use super::combine::CombineSpec;
 use super::place::{self, PlaceSpec};
@@ -34,7 +34,6 @@ use crate::families::experts;
 use crate::family::Family;
 use crate::launch::{Argument, Launch};
 use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
-use crate::phases::gates::{self, Function};
 use crate::phases::tokens::Tokens;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER};
 use crate::round;
@@ -79,21 +78,10 @@ impl LayerKernels {
     ) -> Result<Self, String> {
         let settings = [DOWN, DOWN_DEPTH, DOWN_STAGES, DOWN_UNDER, UNDER];
         config.own.check(&format!("a layer on {}", family.name()), &settings)?;
-        let first = Self::gate_up_config(family, shape, config, facts);
+        let first = as_gate_up(config);
         let gate_up = family.expert_kernel(&shape.gate_up(), &first, facts)?;
         let down = family.expert_kernel(&shape.down(), &Self::down_config(family, shape, config, facts)?, facts)?;
         Ok(LayerKernels { family, gate_up, down })
-    }
-
-    /// The first product's configuration: what the layer's says, or where its sums are left for adapters, the first
-    /// that there is with tiles of as many tokens.
-    fn gate_up_config(family: &dyn Family, shape: &LayerShape, config: &Config, facts: &Facts) -> Config {
-        let own = as_gate_up(config);
-        if shape.adapted.is_none() {
-            return own;
-        }
-        let tokens = u32::try_from(config.tile.tokens).unwrap_or(u32::MAX);
-        family.expert_configs(&shape.gate_up(), tokens, facts).into_iter().next().unwrap_or(own)
     }
 
     /// The second product's configuration, as the layer's says, or why there is none such.
@@ -285,10 +273,10 @@ struct Between {
     gated: u64,
     made: u64,
     partial: u64,
-    /// What adapters need: the entry of every row, sums of gate and up, and what is between A and B.
+    /// What adapters need: the entry of every row, its adapter, and what is added to a product's sums.
     order: u64,
-    sums: u64,
-    shrunk: u64,
+    chosen: u64,
+    deltas: u64,
     end: u64,
 }
 
@@ -324,8 +312,8 @@ impl Between {
             made: take(entries * inner * made),
             partial: take(entries * hidden * shape.partial.bytes() as u64),
             order: take(shape.adapted.map_or(0, |_| 4 * entries)),
-            sums: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
-            shrunk: take(shape.adapted.map_or(0, |adapted| 8 * entries * u64::from(adapted.rank))),
+            chosen: take(shape.adapted.map_or(0, |_| 4 * entries)),
+            deltas: take(shape.adapted.map_or(0, |_| 4 * entries * hidden.max(inner * shape.gate.matrices() as u64))),
             end: 0,
         };
         places.end = end;
@@ -414,13 +402,11 @@ pub fn launches(
     all.extend(maker.round_tokens());
     all.push(maker.sort());
     all.extend(maker.round_rows());
-    all.extend(maker.shrink(Half::GateUp));
-    all.extend(maker.gate_up());
-    all.extend(maker.expand(Half::GateUp));
-    all.extend(maker.shrink(Half::Down));
+    all.extend(maker.adapt(Half::GateUp));
+    all.push(maker.gate_up());
+    all.extend(maker.adapt(Half::Down));
     all.extend(maker.between());
     all.push(maker.down());
-    all.extend(maker.expand(Half::Down));
     all.push(maker.combine());
     LayerLaunches { all, host }
 }
@@ -629,7 +615,9 @@ impl Maker<'_> {
         arguments.extend((rows != Rows::Copied).then_some(Argument::U64(self.plane(shape.hidden))));
         arguments.extend([between.layout, between.inverse].map(Argument::Pointer));
         arguments.extend(spec.owners.then_some(Argument::Pointer(between.owners)));
-        arguments.extend(spec.order.then_some(Argument::Pointer(between.order)));
+        if spec.order {
+            arguments.extend([self.call.adapters, between.order, between.chosen].map(Argument::Pointer));
+        }
         if divided {
             arguments.extend([between.rounded[1], between.divisors[0]].map(Argument::Pointer));
         }
@@ -652,89 +640,56 @@ impl Maker<'_> {
         self.matrix_bytes().iter().sum::<usize>() as u32
     }
 
-    fn gate_up(&self) -> Vec<Launch> {
+    fn gate_up(&self) -> Launch {
         let (first, up) = (self.weights.matrices, self.weights.matrices + self.matrix_bytes()[0] as u64);
-        if self.shape.adapted.is_none() {
-            return vec![self.first_product([first, up], self.weights.factors, self.between.gated)];
-        }
-        let planes = [(first, self.between.sums), (up, self.between.sums + self.sums_bytes())];
-        let sums = |&(weights, out): &(u64, u64)| self.first_product([weights; 2], self.weights.adapters.ones, out);
-        planes[..self.shape.gate.matrices()].iter().map(sums).collect()
-    }
-
-    /// Bytes of gate's sums, where adapters add to them.
-    fn sums_bytes(&self) -> u64 {
-        4 * u64::from(self.entries) * u64::from(self.shape.inner)
-    }
-
-    fn first_product(&self, weights: [u64; 2], factors: u64, out: u64) -> Launch {
         let operands = ProductOperands {
             rows: self.between.rows,
             plane: self.plane(self.shape.hidden),
             layout: self.between.layout,
-            weights,
+            weights: [first, up],
             stride: self.stride(),
-            factors,
+            factors: self.weights.factors,
             biases: [self.weights.biases[0], self.weights.biases[1]],
             row_factors: self.between.factors,
             rounded: [self.between.divisors[0], self.weights.lifts],
-            out,
+            added: self.added(),
+            out: self.between.gated,
         };
         let (shape, kernel) = (self.shape.gate_up(), &*self.kernels.gate_up);
         experts::launch(kernel, &shape, &operands, self.entries, self.site.multiprocessors)
     }
 
-    /// The tables by which rows find their adapters' matrices.
-    fn adapted_rows(&self) -> Vec<Argument> {
-        let (shape, between) = (self.shape, &self.between);
-        let tables = [self.call.adapters, between.order, between.owners, between.layout].map(Argument::Pointer);
-        let adapters = shape.adapted.map_or(0, |adapted| adapted.adapters);
-        let sizes = [shape.experts, shape.top, adapters].map(Argument::U32);
-        tables.into_iter().chain(sizes).collect()
+    /// What is added to sums, and of which rows.
+    fn added(&self) -> (u64, u32, u64) {
+        let adapters = self.shape.adapted.map_or(0, |adapted| adapted.adapters);
+        (self.between.chosen, adapters, self.between.deltas)
     }
 
-    /// What a product is given, times A.
-    fn shrink(&self, half: Half) -> Option<Launch> {
+    /// What adapters add to a product's sums.
+    fn adapt(&self, half: Half) -> Option<Launch> {
         let (shape, between, adapters) = (self.shape, &self.between, &self.weights.adapters);
-        let AdaptedShape { rank, numbers, .. } = shape.adapted?;
-        let (x, width, float, matrices) = match half {
-            Half::GateUp => (self.call.x, shape.hidden, Float::of(shape.activation), shape.gate.matrices() as u32),
-            Half::Down => (between.gated, shape.inner, shape.between().into(), 1),
-        };
-        let (by_token, ranks) = (half == Half::GateUp, matrices * rank);
-        let (factored, together) = (by_token && shape.on_input, ShrinkSpec::together(self.entries));
-        let spec = ShrinkSpec { x: float, by_token, factored, numbers, together };
-        let mut arguments = [x, adapters.a[half as usize], adapters.scalings].map(Argument::Pointer).to_vec();
-        arguments.extend(spec.factored.then_some(Argument::Pointer(between.factors)));
-        arguments.extend(self.adapted_rows());
-        arguments.push(Argument::Pointer(between.shrunk));
-        arguments.extend([width / 8, ranks].map(Argument::U32));
-        Some(self.around(spec, spec.grid(self.entries, ranks), arguments))
-    }
-
-    /// That, times B and added to the product.
-    fn expand(&self, half: Half) -> Option<Launch> {
-        let (shape, between, weights) = (self.shape, &self.between, self.weights);
-        let AdaptedShape { rank, numbers, .. } = shape.adapted?;
-        let (sums, columns, ends) = match half {
+        let AdaptedShape { rank, numbers, adapters: count } = shape.adapted?;
+        let (x, [k, columns], float, matrices) = match half {
             Half::GateUp => {
-                let (function, output) = (Function::of(shape.gate), shape.between());
-                let ends = Ends::Gated { function, output, biased: shape.biased, factored: shape.on_input };
-                (between.sums, shape.inner, ends)
+                let matrices = shape.gate.matrices() as u32;
+                (self.call.x, [shape.hidden, shape.inner], Float::of(shape.activation), matrices)
             }
-            Half::Down => (between.partial, shape.hidden, Ends::Added),
+            Half::Down => (between.gated, [shape.inner, shape.hidden], shape.between().into(), 1),
         };
-        let spec = ExpandSpec { ends, numbers };
-        let mut arguments = [sums, between.shrunk, weights.adapters.b[half as usize]].map(Argument::Pointer).to_vec();
-        arguments.extend(self.adapted_rows());
-        arguments.extend([columns, rank].map(Argument::U32));
-        if half == Half::GateUp {
-            arguments.extend([Argument::U64(self.sums_bytes()), Argument::Pointer(weights.factors)]);
-            let biases = weights.biases[..shape.gate.matrices()].iter().filter(|_| shape.biased);
-            arguments.extend(biases.map(|&bias| Argument::Pointer(bias)));
-            arguments.extend(shape.on_input.then_some(Argument::Pointer(between.factors)));
-            arguments.extend([Argument::Pointer(between.gated), Argument::F32(gates::clamp(shape.gate))]);
+        let first = half == Half::GateUp;
+        let factored = first && shape.on_input;
+        let spec = AdaptSpec { x: float, first, factored, numbers, matrices, rank, together: 1 }.together(self.entries);
+        let number = half as usize;
+        let mut arguments =
+            [x, adapters.a[number], adapters.b[number], adapters.scalings].map(Argument::Pointer).to_vec();
+        arguments.extend(factored.then_some(Argument::Pointer(between.factors)));
+        if first {
+            arguments.extend([Argument::Pointer(between.order), Argument::U32(shape.top)]);
         }
+        arguments.extend([between.owners, between.chosen, between.layout].map(Argument::Pointer));
+        arguments.extend([self.entries, shape.experts, count].map(Argument::U32));
+        arguments.push(Argument::Pointer(between.deltas));
+        arguments.extend([k / 8, columns].map(Argument::U32));
         Some(self.around(spec, spec.grid(self.entries, columns), arguments))
     }
 
@@ -797,6 +752,7 @@ impl Maker<'_> {
             biases: [self.weights.biases[2]; 2],
             row_factors: 0,
             rounded: [self.between.divisors[1], self.weights.lifts + u64::from(LIFT_BYTES / 3 * 2)],
+            added: self.added(),
             out: self.between.partial,
         };
         let (shape, kernel) = (self.shape.down(), &*self.kernels.down);

@@ -10,7 +10,8 @@
 //!
 //! Besides the rows it leaves the *layout* for the products: where each expert's rows begin, `[experts + 1]`, and the
 //! number of its first tile of tokens, `[experts + 1]`; the *inverse*: the row of every entry, or [`NOBODY`]; and, if
-//! somebody asks for them, the *owners*: the expert of every row, and the *order*: its entry.
+//! somebody asks for them, the *owners*: the expert of every row, and with adapters the *order*: its entry, and the adapter of
+//! its token.
 //!
 //! Where experts want their tokens multiplied with an input scale, a factor per column, that is done as they are
 //! copied: in f32, and rounded to that.
@@ -129,7 +130,7 @@ struct Sort {
     layout: Reg<U64>,
     inverse: Reg<U64>,
     owners: Option<Reg<U64>>,
-    order: Option<Reg<U64>>,
+    order: Option<[Reg<U64>; 3]>,
     /// What tokens were divided by, and rows.
     divisors: Option<[Reg<U64>; 2]>,
     tokens: Reg<U32>,
@@ -188,7 +189,7 @@ impl Sort {
         let plane = (spec.rows != Rows::Copied).then(|| k.param("plane"));
         let (layout, inverse) = (k.pointer("layout"), k.pointer("inverse"));
         let owners = spec.owners.then(|| k.pointer("owners"));
-        let order = spec.order.then(|| k.pointer("order"));
+        let order = spec.order.then(|| ["adapters", "order", "chosen"].map(|name| k.pointer(name)));
         let divisors = spec.divided.then(|| ["divisors", "row_divisors"].map(|name| k.pointer(name)));
         let [tokens, run, units, tile] = ["count", "run", "units", "tile"].map(|name| k.param(name));
         let experts = 4 * spec.experts;
@@ -451,9 +452,15 @@ impl Sort {
             let at = self.global(k, owners, place);
             k.when(somebodys, |k| k.store(at, id));
         }
-        if let Some(order) = self.order {
-            let at = self.global(k, order, place);
-            k.when(somebodys, |k| k.store(at, entry));
+        if let Some([adapters, order, chosen]) = self.order {
+            k.if_(somebodys, |k| {
+                let token = k.div(entry, self.spec.top);
+                let (from, to) = (self.global(k, adapters, token), self.global(k, chosen, place));
+                let adapter: Reg<U32> = k.load(from);
+                k.store(to, adapter);
+                let at = self.global(k, order, place);
+                k.store(at, entry);
+            });
         }
         if let Some([divisors, of_rows]) = self.divisors {
             k.if_(somebodys, |k| {
@@ -601,8 +608,8 @@ impl Portable for SortSpec {
 /// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what
 /// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the
 /// rows, and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens
-/// `[count, 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners
-/// and the order, if they are asked for; what tokens were divided by and where that of rows goes, if they were; the
+/// `[count, 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners,
+/// if they are asked for; adapters of tokens, and where the order and the adapters of rows go, if there are adapters; what tokens were divided by and where that of rows goes, if they were; the
 /// number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;

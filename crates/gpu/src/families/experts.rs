@@ -82,6 +82,10 @@ fn arguments(shape: &ProductShape, operands: &ProductOperands) -> Vec<Argument> 
     if shape.precision == Precision::Fp8 {
         arguments.extend(operands.rounded.map(Argument::Pointer));
     }
+    if shape.added.is_some() {
+        let (chosen, adapters, deltas) = operands.added;
+        arguments.extend([Argument::Pointer(chosen), Argument::U32(adapters), Argument::Pointer(deltas)]);
+    }
     arguments.extend([Argument::Pointer(operands.out), Argument::U32(shape.n), Argument::U32(shape.k)]);
     arguments
 }

@@ -5,7 +5,7 @@
 //! them, for every family's kernels alike.
 
 use ptx::instr::LoadOrder;
-use ptx::{Addr, Builder, F32, Global, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
+use ptx::{Addr, Builder, F32, Global, Pred, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
 
 use crate::pack::{CHUNK_DEPTH, Codes};
 use crate::products::ProductShape;
@@ -22,13 +22,30 @@ pub struct Experts {
     pub follows: bool,
     /// What the words of weights are in order for.
     pub codes: Codes,
+    /// Whether rows may have something added to their sums, and when that is there.
+    pub added: Option<Added>,
+}
+
+/// What low-rank adapters add to the sums of rows: who leaves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Added {
+    /// The launch before this one, which leaves nothing else, and begins only when rows and layout are there: nobody
+    /// waits for it but who adds.
+    Beside,
+    /// That or one before it, as it does rows.
+    Before,
 }
 
 impl Experts {
     /// Those of a product.
     pub(crate) fn of(shape: &ProductShape) -> Self {
-        let ProductShape { experts, factored, follows, codes, .. } = *shape;
-        Experts { count: experts, factored, follows, codes }
+        let ProductShape { experts, factored, follows, codes, added, .. } = *shape;
+        Experts { count: experts, factored, follows, codes, added }
+    }
+
+    /// Whether who adds must wait for the launch before this one.
+    pub(crate) fn awaits_added(self) -> bool {
+        self.added.is_some_and(|added| self.follows || added == Added::Beside)
     }
 
     /// Words of the experts' first tiles, as bisection wants them.
@@ -86,7 +103,17 @@ struct Places {
     row_factors: Option<Reg<U64>>,
     /// What rows were divided by, and the experts' lifts, where tokens and weights were rounded to e4m3.
     rounded: Option<[Reg<U64>; 2]>,
+    added: Option<AddedPlaces>,
     out: Reg<U64>,
+}
+
+/// Where what is added to sums is, `[rows, matrices, n]`, of rows whose adapter is one of so many.
+#[derive(Clone, Copy)]
+struct AddedPlaces {
+    chosen: Reg<U64>,
+    count: Reg<U32>,
+    deltas: Reg<U64>,
+    matrices: u32,
 }
 
 /// An expert, and where its operands are.
@@ -124,8 +151,14 @@ impl ExpertWork {
         });
         let row_factors = experts.factored.then(|| k.pointer("row_factors"));
         let rounded = tiles.rounded.then(|| ["row_scales", "lifts"].map(|name| k.pointer(name)));
+        let added = experts.added.map(|_| AddedPlaces {
+            chosen: k.pointer("chosen"),
+            count: k.param("adapters"),
+            deltas: k.pointer("deltas"),
+            matrices: tiles.matrices,
+        });
         let out = k.pointer("out");
-        let places = Places { weights: [gate, up], stride, factors, biases, row_factors, rounded, out };
+        let places = Places { weights: [gate, up], stride, factors, biases, row_factors, rounded, added, out };
         ExpertWork { tiles, experts, layout, kept: None, places, n: k.param("n"), k: k.param("k") }
     }
 
@@ -133,8 +166,9 @@ impl ExpertWork {
         self.kept = Some(k.shared("layout", self.experts.layout_bytes(), 16));
     }
 
-    pub fn follows(&self) -> bool {
-        self.experts.follows
+    /// Whether the layout is there when this launch begins.
+    pub fn knows_layout(&self) -> bool {
+        self.experts.follows || self.experts.added == Some(Added::Beside)
     }
 
     /// A word of what the block keeps: first tiles from the first on, and behind them rows.
@@ -275,6 +309,44 @@ impl Expert {
         self.places.rounded.map(|[_, lifts]| {
             let at = k.mul_wide_add(self.index, LIFT_BYTES, lifts);
             k.load(Addr::<Global>::of(at).plus((4 * matrix).cast_signed()))
+        })
+    }
+
+    /// Whether the sums of rows may have something added.
+    pub fn is_adapted(&self) -> bool {
+        self.places.added.is_some()
+    }
+
+    /// The number of a row's adapter, if rows may have some.
+    pub fn chosen(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<U32>> {
+        self.places.added.map(|added| {
+            let at = k.mul_wide_add(row, 4, added.chosen);
+            k.load(Addr::<Global>::of(at))
+        })
+    }
+
+    /// Whether such a number is an adapter's.
+    pub fn is_adapter(&self, k: &mut Builder, number: Reg<U32>) -> Option<Pred> {
+        self.places.added.map(|added| k.lt(number, added.count))
+    }
+
+    /// What is added to a matrix's sum of a row in a column, where `theirs` says that something is. Behind the last
+    /// column it is that one's.
+    pub fn delta(
+        &self,
+        k: &mut Builder,
+        matrix: u32,
+        [row, column, n]: [Reg<U32>; 3],
+        theirs: Pred,
+    ) -> Option<(Pred, Reg<F32>)> {
+        self.places.added.map(|added| {
+            let last = k.sub(n, 1);
+            let column = k.min(column, last);
+            let place = if added.matrices == 1 { row } else { k.mul_add(row, added.matrices, matrix) };
+            let bytes = k.mul(n, 4);
+            let at = k.mul_wide_add(place, bytes, added.deltas);
+            let at = k.mul_wide_add(column, 4, at);
+            (theirs, k.when(theirs, |k| k.load(Addr::<Global>::of(at))))
         })
     }
 

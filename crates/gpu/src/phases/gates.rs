@@ -7,7 +7,7 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-use ptx::{Builder, F32, Reg};
+use ptx::{Builder, F32, Pred, Reg};
 
 use op::Gate;
 use op::gate::{GELU_CUBIC, GELU_SCALE};
@@ -221,7 +221,14 @@ impl Gates {
             }
         };
         let scaled = terms.factor.map_or(scaled, |factor| k.mul(scaled, factor));
-        terms.bias.map_or(scaled, |bias| k.add(scaled, bias))
+        let value = terms.bias.map_or(scaled, |bias| k.add(scaled, bias));
+        let Some((theirs, delta)) = terms.delta else { return value };
+        let value = k.variable(value);
+        k.when(theirs, |k| {
+            let sum = k.add(value, delta);
+            k.set(value, sum);
+        });
+        value
     }
 
     /// The value of a gate sum and an up sum, or of the only one, with their biases and what their row has.
@@ -232,12 +239,12 @@ impl Gates {
         biases: [Option<Reg<F32>>; 2],
         row: RowTerms,
     ) -> Reg<F32> {
-        let RowTerms { scale, factor } = row;
-        let gate = self.finished(k, 0, gate, Terms { scale, factor, bias: biases[0] });
+        let RowTerms { scale, factor, deltas } = row;
+        let gate = self.finished(k, 0, gate, Terms { scale, factor, bias: biases[0], delta: deltas[0] });
         match up {
             None => alone(k, self.function, gate),
             Some(up) => {
-                let up = self.finished(k, 1, up, Terms { scale, factor, bias: biases[1] });
+                let up = self.finished(k, 1, up, Terms { scale, factor, bias: biases[1], delta: deltas[1] });
                 apply(k, self.function, gate, up, self.clamp)
             }
         }
@@ -262,12 +269,16 @@ impl Gates {
     }
 }
 
-/// What both sums of a row are multiplied with, besides the factors of their matrices.
+/// What is added to a sum, where a predicate holds.
+pub(crate) type Delta = Option<(Pred, Reg<F32>)>;
+
+/// What both sums of a row are multiplied with, besides the factors of their matrices, and what is added to each.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RowTerms {
     /// What the row was divided by before it was rounded: a power of two.
     pub scale: Option<Reg<F32>>,
     pub factor: Option<Reg<F32>>,
+    pub deltas: [Delta; 2],
 }
 
 /// What a sum is multiplied with and has added, besides the factors of its matrix.
@@ -277,6 +288,7 @@ pub(crate) struct Terms {
     pub scale: Option<Reg<F32>>,
     pub factor: Option<Reg<F32>>,
     pub bias: Option<Reg<F32>>,
+    pub delta: Delta,
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ impl Groups {
     /// be there. Where that launch has waited for the layout, it is there.
     pub fn fetch_layout(&self, k: &mut Builder, thread: Reg<U32>) {
         if let Groups::Experts(work) = self {
-            if !work.follows() {
+            if !work.knows_layout() {
                 k.grid_dependency_wait();
             }
             k.launch_dependents();

@@ -1,6 +1,6 @@
 //! Whose a tile is, and where its operands are: a group's of the launch's table, or an expert's.
 
-use ptx::{Addr, Builder, F32, Global, ParamTable, Reg, U32, U64};
+use ptx::{Addr, Builder, F32, Global, ParamTable, Pred, Reg, U32, U64};
 
 use super::experts::Expert;
 use super::table::{self, address, at};
@@ -84,6 +84,41 @@ impl Owner {
             Owner::Group { rounded, .. } => rounded.map(|rounded| k.table_word(rounded, 8 + 4 * matrix)),
             Owner::Expert(expert) => expert.lift(k, matrix),
         }
+    }
+
+    /// The number of a row's adapter, if rows may have some.
+    pub fn chosen(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<U32>> {
+        match self {
+            Owner::Group { .. } => None,
+            Owner::Expert(expert) => expert.chosen(k, row),
+        }
+    }
+
+    /// Whether a row's sums have something added, if that is a question.
+    pub fn adapted(&self, k: &mut Builder, row: Reg<U32>) -> Option<Pred> {
+        let number = self.chosen(k, row)?;
+        self.is_adapter(k, number)
+    }
+
+    /// Whether such a number is an adapter's.
+    pub fn is_adapter(&self, k: &mut Builder, number: Reg<U32>) -> Option<Pred> {
+        match self {
+            Owner::Group { .. } => None,
+            Owner::Expert(expert) => expert.is_adapter(k, number),
+        }
+    }
+
+    /// What is added to a matrix's sum of a row in one of `n` columns, where `theirs` says that something is.
+    pub fn delta(&self, k: &mut Builder, matrix: u32, place: [Reg<U32>; 3], theirs: Pred) -> Option<(Pred, Reg<F32>)> {
+        match self {
+            Owner::Group { .. } => None,
+            Owner::Expert(expert) => expert.delta(k, matrix, place, theirs),
+        }
+    }
+
+    /// Whether the sums of rows may have something added.
+    pub fn is_adapted(&self) -> bool {
+        matches!(self, Owner::Expert(expert) if expert.is_adapted())
     }
 
     /// Whether the sums of rows have factors.

@@ -96,7 +96,10 @@ impl Log {
         if !waited {
             self.reach = self.grids.len();
         }
-        self.granted = if waited && !hasty { self.grids.len() } else { 0 };
+        // A grid that lets others in before it has waited has begun behind those of which it knew from the start.
+        if waited && !hasty {
+            self.granted = self.grids.len();
+        }
         self.grids.push(first);
     }
 

@@ -3,7 +3,7 @@
 use format::Scaling;
 use gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
 use gpu::experts::For;
-use gpu::experts::adapt::{Ends, ExpandSpec, ShrinkSpec};
+use gpu::experts::adapt::AdaptSpec;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::place::PlaceSpec;
@@ -268,13 +268,12 @@ fn of_experts() -> Vec<KernelSpec> {
     for away in [false, true] {
         all.push(For { spec: CombineSpec { top: 22, rows, output, weighted: true, addend, away }, target }.into());
     }
-    for (numbers, together) in [(Output::BF16, 1), (Output::BF16, 4), (Output::F32, 4), (Output::F16, 1)] {
-        let (x, factored) = (if numbers == Output::F32 { Float::F32 } else { Float::BF16 }, together == 1);
-        all.push(For { spec: ShrinkSpec { x, by_token: true, factored, numbers, together }, target }.into());
-        let (function, output) = (Function::of(Gate::GPT_OSS), Output::BF16);
-        let gated = Ends::Gated { function, output, biased: true, factored: true };
-        for ends in [gated, Ends::Added] {
-            all.push(For { spec: ExpandSpec { ends, numbers }, target }.into());
+    for (numbers, rank) in [(Output::BF16, 16), (Output::BF16, 64), (Output::F32, 16), (Output::F16, 24)] {
+        let x = if numbers == Output::F16 { Float::F16 } else { Float::BF16 };
+        for (rows, first) in [(8, true), (8, false), (4096, true), (4096, false)] {
+            let matrices = if first { 2 } else { 1 };
+            let spec = AdaptSpec { x, first, factored: first, numbers, matrices, rank, together: 1 }.together(rows);
+            all.push(For { spec, target }.into());
         }
     }
     for yes in [false, true] {

@@ -11,7 +11,8 @@ use super::work::Tile;
 use super::{Parts, STORE_BYTES, TensorMultiplySpec};
 use crate::families::sm100::slabs::BLOCK_ROWS;
 use crate::join;
-use crate::phases::gates::{Gates, Terms};
+use crate::phases::experts::Experts;
+use crate::phases::gates::{Delta, Gates, Terms};
 use crate::phases::store::{element_address, store_element};
 use op::Output;
 
@@ -23,6 +24,10 @@ const LANE_SHIFT: u32 = 16;
 /// Four warps finish every tile.
 pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, warp: Reg<U32>) {
     let lane = k.special(SpecialRegister::LaneId);
+    if parts.config.experts.is_some_and(Experts::awaits_added) {
+        // Also where this block has no tile: who waits for this launch must not overtake the one before it.
+        k.grid_dependency_wait();
+    }
     parts.work.each_tile(k, |k, tile| {
         let sums = parts.pipe.accumulators(k, base, tile.round);
         let first_lane = k.shl(warp, 5);
@@ -59,7 +64,9 @@ fn activate(k: &mut Builder, writer: &Writer<'_>, own: Reg<U32>, steps: Reg<U32>
         let at = k.mul_add(step, COLUMNS, own).cast();
         let sums: [Reg<F32>; COLUMNS as usize] = k.tensor_load_columns(at);
         k.tensor_wait_load();
-        let first = if writer.config.biased { k.mul(step, COLUMNS) } else { step };
+        let owner = &writer.tile.owner;
+        let by_place = writer.config.biased || owner.is_factored() || owner.is_adapted();
+        let first = if by_place { k.mul(step, COLUMNS) } else { step };
         let mut values = sums;
         for (index, value) in (0..).zip(&mut values) {
             let terms = writer.terms(k, 0, first, index);
@@ -88,6 +95,9 @@ struct Writer<'a> {
     tile: &'a Tile,
     biases: [Option<Reg<F32>>; 2],
     factor: Option<Reg<F32>>,
+    /// The thread's column, or where it has a token, that one's row and whether something is added to its sums.
+    column: Reg<U32>,
+    theirs: Option<(Reg<U32>, Pred)>,
 }
 
 impl<'a> Writer<'a> {
@@ -122,7 +132,12 @@ impl<'a> Writer<'a> {
         } else if !config.swapped() && tile.owner.is_factored() {
             factor = row_factor(k, tile, row);
         }
-        Writer { config, gates, start, exists, count, n: tile.n, plane, tile, biases, factor }
+        let mut theirs = None;
+        if !config.swapped() && tile.owner.is_adapted() {
+            let row = tile_row(k, tile, row);
+            theirs = tile.owner.adapted(k, row).map(|adapted| (row, adapted));
+        }
+        Writer { config, gates, start, exists, count, n: tile.n, plane, tile, biases, factor, column, theirs }
     }
 
     /// What a sum has besides its factors: that of a matrix, and of the `index`-th register from the tile's `first`
@@ -137,7 +152,24 @@ impl<'a> Writer<'a> {
             let column = k.add(column, self.tile.column);
             bias = self.tile.owner.bias(k, matrix, column, self.n);
         }
-        Terms { scale: None, factor, bias }
+        Terms { scale: None, factor, bias, delta: self.delta(k, matrix, first, index) }
+    }
+
+    /// What is added to such a sum, if something may be.
+    fn delta(&self, k: &mut Builder, matrix: u32, first: Reg<U32>, index: u32) -> Delta {
+        let owner = &self.tile.owner;
+        if !owner.is_adapted() {
+            return None;
+        }
+        let number = k.add(first, index);
+        let (row, column, theirs) = match self.theirs {
+            Some((row, theirs)) => (row, k.add(number, self.tile.column), theirs),
+            None => {
+                let row = tile_row(k, self.tile, number);
+                (row, self.column, owner.adapted(k, row)?)
+            }
+        };
+        owner.delta(k, matrix, [row, column, self.n], theirs)
     }
 
     /// How often accumulators are read.
@@ -220,10 +252,15 @@ impl<'a> Writer<'a> {
 
 /// What the sums of a token of the tile are multiplied with; beyond the last token it is that one's.
 fn row_factor(k: &mut Builder, tile: &Tile, token: Reg<U32>) -> Option<Reg<F32>> {
+    let row = tile_row(k, tile, token);
+    tile.owner.row_factor(k, row)
+}
+
+/// The row of a token of the tile; beyond the last token it is that one's.
+fn tile_row(k: &mut Builder, tile: &Tile, token: Reg<U32>) -> Reg<U32> {
     let last = k.sub(tile.tokens, 1);
     let token = k.min(token, last);
-    let row = k.add(tile.first_token, token);
-    tile.owner.row_factor(k, row)
+    k.add(tile.first_token, token)
 }
 
 /// Rounds eight neighbours and stores those that exist, sixteen bytes at a time.

@@ -11,7 +11,7 @@ use super::consume::Consumer;
 use super::work::Tile;
 use super::{Parts, Products, STRIP_ROWS, WarpMultiplySpec};
 use crate::join;
-use crate::phases::gates::{Gates, RowTerms};
+use crate::phases::gates::{Delta, Gates, RowTerms};
 use crate::phases::store::{element_address, store_element};
 use op::Epilogue;
 
@@ -182,11 +182,12 @@ fn store_direct(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile
                 for neighbour in 0..2 {
                     let further = token + neighbour as u32;
                     let factor = row_factor(k, tile, place, further);
+                    let deltas = deltas(k, tile, place, further, (this, up.is_some()));
                     let value = gates.apply(
                         k,
                         (gate[neighbour], up.map(|up| up[neighbour])),
                         biases,
-                        RowTerms { scale: None, factor },
+                        RowTerms { scale: None, factor, deltas },
                     );
                     let exists = exists(k, tile, place, further);
                     let at = k.mul_wide_add(tile.n, further * bytes, start);
@@ -209,6 +210,18 @@ fn row_factor(k: &mut Builder, tile: &Tile, place: &Place, further: u32) -> Opti
     tile.row_factor(k, token)
 }
 
+/// What is added to the sums of one of a thread's tokens in a column, of one matrix or two.
+fn deltas(k: &mut Builder, tile: &Tile, place: &Place, further: u32, (column, two): (Reg<U32>, bool)) -> [Delta; 2] {
+    if !tile.owner.is_adapted() {
+        return [None; 2];
+    }
+    let token = k.add(place.token, further);
+    let row = tile.row(k, token);
+    let Some(theirs) = tile.owner.adapted(k, row) else { return [None; 2] };
+    let mut of = |matrix| tile.owner.delta(k, matrix, [row, column, tile.n], theirs);
+    [of(0), if two { of(1) } else { None }]
+}
+
 fn exists(k: &mut Builder, tile: &Tile, place: &Place, further: u32) -> Pred {
     let this = k.add(place.token, further);
     k.lt(this, tile.tokens)
@@ -229,11 +242,12 @@ fn stage(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, place
             for neighbour in 0..2 {
                 let further = token + neighbour as u32;
                 let factor = row_factor(k, tile, place, further);
+                let deltas = deltas(k, tile, place, further, (this, up.is_some()));
                 let value = gates.apply(
                     k,
                     (gate[neighbour], up.map(|up| up[neighbour])),
                     biases,
-                    RowTerms { scale: None, factor },
+                    RowTerms { scale: None, factor, deltas },
                 );
                 let at = Addr::<Shared>::of(at).plus((further * pitch + column.first * bytes).cast_signed());
                 store_element(k, parts.config.output, None, at, value);

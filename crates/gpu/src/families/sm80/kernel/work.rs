@@ -219,9 +219,14 @@ impl Tile {
         if !self.owner.is_factored() {
             return None;
         }
+        let row = self.row(k, token);
+        self.owner.row_factor(k, row)
+    }
+
+    /// The row of a token of the tile; beyond the last token it is that one's.
+    pub fn row(&self, k: &mut Builder, token: Reg<U32>) -> Reg<U32> {
         let last = k.sub(self.tokens, 1);
         let token = k.min(token, last);
-        let row = k.add(self.first_token, token);
-        self.owner.row_factor(k, row)
+        k.add(self.first_token, token)
     }
 }

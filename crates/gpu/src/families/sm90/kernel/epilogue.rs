@@ -12,7 +12,8 @@ use super::consume::Consumer;
 use super::pipeline::Pipeline;
 use super::work::{Placed, Tile};
 use super::{MultiplySpec, Parts, Products, Tokens};
-use crate::phases::gates::{Gates, RowTerms};
+use crate::phases::experts::Experts;
+use crate::phases::gates::{Delta, Gates, RowTerms};
 use crate::phases::store::{element_address, store_element};
 use op::{Epilogue, Output, Schedule};
 
@@ -94,7 +95,28 @@ impl Finish {
         let gates = Gates::new(k, &tile.owner, single, self.config.function, parts.work.clamp);
         let column = self.column(k, consumer, tile);
         let biases = self.biases(k, consumer, tile, column);
-        TileGates { gates, biases }
+        TileGates { gates, biases, chosen: self.chosen(k, consumer, tile) }
+    }
+
+    /// The adapters of the tile's tokens, if they may have some: a lane has every thirty-second, and behind the last
+    /// token that one's.
+    fn chosen(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile) -> Vec<Reg<U32>> {
+        if !self.adapted() {
+            return Vec::new();
+        }
+        let last = k.sub(tile.tokens, 1);
+        let of = |first: u32| {
+            let token = k.add(consumer.lane, first);
+            let token = k.min(token, last);
+            let row = k.add(tile.first_token, token);
+            tile.owner.chosen(k, row)
+        };
+        (0..self.tokens()).step_by(32).filter_map(of).collect()
+    }
+
+    /// Whether sums may have something added.
+    fn adapted(&self) -> bool {
+        self.config.experts.is_some_and(|experts| experts.added.is_some())
     }
 
     /// The warpgroup's first column.
@@ -113,8 +135,9 @@ impl Finish {
     }
 
     fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: TileGates) {
-        if self.config.element == Tokens::E4m3 {
-            // What rows were divided by comes from the kernel before this one, too, and has not been waited for here.
+        if self.config.element == Tokens::E4m3 || self.config.experts.is_some_and(Experts::awaits_added) {
+            // What rows were divided by, and what is added to sums, comes from the kernel before this one, too, and has
+            // not been waited for here.
             k.grid_dependency_wait();
         }
         let outgoing = self.outgoing(k, consumer, *tile, gates, &consumer.sums);
@@ -157,8 +180,21 @@ impl Finish {
         sums: &[Vec<Reg<F32>>],
     ) -> Outgoing<'a> {
         let rows = self.rows(k, &tile);
+        let theirs = self.theirs(k, consumer, &tile, &gates);
         let column = self.column(k, consumer, &tile);
-        Outgoing { finish: self, consumer, tile, gates, rows, column, strips: self.strips(sums) }
+        Outgoing { finish: self, consumer, tile, gates, theirs, rows, column, strips: self.strips(sums) }
+    }
+
+    /// Which tokens have something added, as bits of words: the first is the lane's first token.
+    fn theirs(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &TileGates) -> Vec<Reg<U32>> {
+        let of = |&chosen: &Reg<U32>| {
+            let adapted = tile.owner.is_adapter(k, chosen)?;
+            let all = k.ballot(adapted);
+            let place = k.and(consumer.lane, 3);
+            let before = k.shl(place, 1);
+            Some(k.shr(all, before))
+        };
+        gates.chosen.iter().filter_map(of).collect()
     }
 
     /// Where a warpgroup turns values around.
@@ -272,6 +308,8 @@ struct Outgoing<'a> {
     consumer: &'a Consumer,
     tile: Tile,
     gates: TileGates,
+    /// See [`Finish::theirs`].
+    theirs: Vec<Reg<U32>>,
     rows: Rows,
     /// The warpgroup's first column.
     column: Reg<U32>,
@@ -316,7 +354,30 @@ impl Outgoing<'_> {
         let last = k.sub(self.rows.count, 1);
         let token = k.min(token, last);
         let row = k.add(self.rows.first, token);
-        RowTerms { scale: self.tile.owner.row_scale(k, row), factor: self.tile.owner.row_factor(k, row) }
+        let (scale, factor) = (self.tile.owner.row_scale(k, row), self.tile.owner.row_factor(k, row));
+        RowTerms { scale, factor, ..RowTerms::default() }
+    }
+
+    /// What is added to a thread's sums in a strip, of some tokens.
+    fn deltas(&self, k: &mut Builder, strip: &Strip, tokens: impl Iterator<Item = u32>) -> Vec<[Delta; 2]> {
+        if !self.finish.adapted() {
+            return tokens.map(|_| [None; 2]).collect();
+        }
+        let (quad, place) = (k.shr(self.consumer.lane, 2), k.and(self.consumer.lane, 3));
+        let column = k.add(self.column, quad);
+        let column = k.mul_add(self.consumer.quarter, 8, column);
+        let column = k.add(column, strip.column);
+        let (own, last) = (k.shl(place, 1), k.sub(self.rows.count, 1));
+        let of = |further: u32| {
+            let bit = k.bit_extract(self.theirs[further as usize / 32], further % 32, 1);
+            let theirs = k.ne(bit, 0);
+            let token = k.add(own, further);
+            let token = k.min(token, last);
+            let row = k.add(self.rows.first, token);
+            let mut of = |matrix| self.tile.owner.delta(k, matrix, [row, column, self.tile.n], theirs);
+            [of(0), if strip.up.is_empty() { None } else { of(1) }]
+        };
+        tokens.map(of).collect()
     }
 
     /// `body` unless all of these tokens are beyond the tile's.
@@ -350,6 +411,7 @@ impl Outgoing<'_> {
         let row = self.row_terms(k, further);
         for (index, (strip, &left)) in self.strips.iter().zip(&lane.left).enumerate() {
             let up = strip.up.get(group).map(|up| up[neighbour]);
+            let row = RowTerms { deltas: self.deltas(k, strip, std::iter::once(further))[0], ..row };
             let value = self.gates.apply(k, (strip.gate[group][neighbour], up), index, row);
             let exists = k.gt(left, further);
             let at = Addr::<Global>::of(lane.at).plus((strip.column * self.finish.element_bytes()).cast_signed());
@@ -390,11 +452,14 @@ impl Outgoing<'_> {
         let at = Addr::<Shared>::of(at).plus((strip.column * self.finish.element_bytes()).cast_signed());
         let first = 8 * groups.start as u32;
         let at = at.plus((first * self.finish.pitch()).cast_signed());
+        let tokens = groups.clone().flat_map(|group| [0, 1].map(|i| (8 * group + i) as u32));
+        let mut deltas = self.deltas(k, strip, tokens).into_iter();
         let values: Vec<[Reg<F32>; 2]> = groups
             .map(|group| {
                 let up = strip.up.get(group);
                 [0, 1].map(|i| {
                     let row = self.row_terms(k, (8 * group + i) as u32);
+                    let row = RowTerms { deltas: deltas.next().unwrap_or_default(), ..row };
                     self.gates.apply(k, (strip.gate[group][i], up.map(|up| up[i])), index, row)
                 })
             })
@@ -507,6 +572,8 @@ pub(super) struct TileGates {
     gates: Gates,
     /// Nothing where no sum has a bias.
     biases: Vec<[Option<Reg<F32>>; 2]>,
+    /// The adapters of tokens, where they may have some.
+    chosen: Vec<Reg<U32>>,
 }
 
 impl TileGates {
