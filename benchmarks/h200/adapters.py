@@ -80,7 +80,7 @@ def check():
             layer, pool = layer_of(32, 512, 256, **options)
             arrays = adapters_of(32, 512, 256, rank, torch.float32 if rank == 3 else torch.bfloat16)
             adapters = layer.adapters(arrays)
-            for tokens in (1, 5, 70):
+            for tokens in (1, 5, 70, 150):
                 x = torch.randn(tokens, 512, device="cuda", dtype=dtype)
                 ids, weights, which = routing(32, tokens)
                 found = layer(x, ids, weights, adapters=adapters, adapter_ids=which, dtype=torch.float32)

@@ -8,7 +8,6 @@ use ptx::Target;
 
 use crate::launch::{Argument, KernelSpec};
 use crate::pack::Codes;
-use crate::phases::experts::Added;
 
 /// The most experts of a layer.
 pub const MOST_EXPERTS: u32 = 1024;
@@ -43,8 +42,8 @@ pub struct ProductShape {
     pub factored: bool,
     /// Whether it comes right behind a product with the same layout.
     pub follows: bool,
-    /// Whether rows may have something added to their sums, and when that is there.
-    pub added: Option<Added>,
+    /// Whether rows may have something added to their sums, which the launch before leaves.
+    pub added: bool,
     /// Whether a row's sums are added in the same order whatever the tile: then nobody shares k.
     pub invariant: bool,
 }

@@ -1,22 +1,23 @@
-//! What low-rank adapters add to the products of a layer, as [`op::adapters`] defines it: a kernel before each product,
-//! which leaves B·t of every row that has an adapter. The product's epilogue adds that.
+//! What low-rank adapters add to the products of a layer, as [`op::adapters`] defines it. A kernel before the first product
+//! leaves B·t of every row that has an adapter, and the product's epilogue adds it before the gate. The same kernel behind
+//! the second product adds it to the rows in place.
 //!
 //! A block has some rows, and computes t = scaling·(A·x) of them first: its warps have every eighth 32 of k, and where A
 //! and x are of the same 16 bits tensor cores multiply. Then its threads multiply with B, four neighbouring columns each.
 //! A row finds its pair of matrices by its expert and its adapter, both of which the sort has left. Where rows are few, a
-//! block has one, and one part of the columns: then t is computed by several. Where they are many, it has sixteen
-//! neighbours, which have the same expert mostly: it goes through the pairs that they have, reads each once, and every row
-//! takes what is its own.
+//! block has one, and a part of the columns: then t is computed by several. Where they are many, it has 32 neighbours, or
+//! half of them, which mostly have the same expert: it goes through the pairs that they have, and reads each once for all
+//! of its rows.
 //!
 //! Rows without an adapter are neither read nor written, and a block that has no others ends when it knows that.
 //!
 //! **Sums by tensor cores.** A step takes sixteen products and the sum before, each cut off at 2⁻²³ of the largest at
-//! worst: 34·ε of all magnitudes for k/128 steps of a warp, which is less than a third of what [`op::adapters`] grants a
-//! sum of k.
+//! worst: 34·ε of all magnitudes, for k/128 steps of a warp and one more. That is less than a third of the (k + 1)·ε that
+//! [`op::adapters`] grants, from a k of 512 on; of shorter ones the sixteen products and the sum before are fewer than k.
 //!
 //! **When.** Before the first product, the kernel waits for the sort and only then lets the product begin, which thereby
-//! knows what the sort has left: it waits for this kernel only where it adds. Before the second, A and B of few rows are
-//! asked for before the first product is waited for.
+//! knows what the sort has left: it waits for this kernel only where it adds. Behind the second, A and B of few rows are
+//! asked for before that product is waited for.
 //!
 //! In memory, adapters are padded with zeros to one rank: A `[adapters, experts, matrices, rank, k]` and B's columns
 //! `[adapters, experts, matrices, rank, n]`.
@@ -24,8 +25,8 @@
 use op::{Adapters, Error as OpError, Gate, Output, Projection, Result as OpResult};
 use ptx::instr::{MatrixElement, ShuffleMode};
 use ptx::{
-    Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, Shared, SharedRegion, SpecialRegister, Target, U32,
-    U64,
+    Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Pred, Reg, Shared, SharedRegion, SpecialRegister, Target,
+    U32, U64,
 };
 
 use super::combine::{floats, load, store};
@@ -44,7 +45,13 @@ const RANKS: u32 = 8;
 const STEP: u32 = 4 * WARPS;
 /// Rows from which on blocks have several, and how many.
 const MANY: u32 = 1024;
-const TOGETHER: u32 = 16;
+const TOGETHER: u32 = 32;
+/// Ranks up to which they are as many, and half of them above: their sums take shared memory.
+const FEW_RANKS: u32 = 32;
+/// Rows that are multiplied at a time.
+const AT_ONCE: u32 = 16;
+/// Blocks of which there are enough.
+const ENOUGH: u32 = 512;
 
 /// The adapters of a layer on a device: how many, the rank that they are padded to, and the type of their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -162,7 +169,8 @@ fn extend(bytes: &mut Vec<u8>, matrix: Option<&format::Dense<'_>>, [rank, width]
 pub struct AdaptSpec {
     /// The type of x.
     pub x: Float,
-    /// Whether it comes before the first product: x has a row per token then, and not per row.
+    /// Whether it comes before the first product, and not behind the second: x has a row per token then, and not per row,
+    /// and what is added is left by itself.
     pub first: bool,
     /// Whether sums are multiplied with a factor per row.
     pub factored: bool,
@@ -184,15 +192,19 @@ impl AdaptSpec {
 
     /// The same kernel for so many rows: where they are many, blocks have several, which share what they read.
     pub fn together(self, rows: u32) -> Self {
-        let together = if rows >= MANY && self.on_tensor_cores() { TOGETHER } else { 1 };
+        let together = match (rows >= MANY && self.on_tensor_cores(), self.rank <= FEW_RANKS) {
+            (true, true) => TOGETHER,
+            (true, false) => TOGETHER / 2,
+            (false, _) => 1,
+        };
         AdaptSpec { together, ..self }
     }
 
-    /// Blocks for so many rows and columns. Blocks of few rows have a part of the columns each, and all of those
-    /// multiply with A.
+    /// Blocks for so many rows and columns. Where they are few, each has a part of the columns, and all of those multiply
+    /// with A.
     pub fn grid(&self, rows: u32, columns: u32) -> [u32; 3] {
-        let parts = if self.together == 1 { columns.div_ceil(COLUMNS * THREADS) } else { 1 };
-        [rows.div_ceil(self.together), self.matrices, parts]
+        let (tiles, chunks) = (rows.div_ceil(self.together), columns.div_ceil(COLUMNS * THREADS));
+        [tiles, self.matrices, (ENOUGH / (tiles * self.matrices)).clamp(1, chunks)]
     }
 
     /// Sixteens of ranks.
@@ -200,20 +212,25 @@ impl AdaptSpec {
         self.rank.div_ceil(16)
     }
 
-    /// Eights of rows.
+    /// Eights of rows that are multiplied at a time.
     fn eights(&self) -> u32 {
-        self.together.div_ceil(8)
+        self.together.min(AT_ONCE).div_ceil(8)
     }
 
     /// Steps along k that a warp asks for at a time, as registers allow.
     fn turns(&self) -> u32 {
         let each = 2 * self.sixteens() + self.eights();
-        (24 / each).max(1)
+        (18 / each).max(1)
     }
 
     /// Whether B is asked for before A is multiplied.
     fn early(&self) -> bool {
         self.together == 1 && self.rank <= 16
+    }
+
+    /// Blocks that a multiprocessor holds at a time, as registers allow.
+    fn resident(&self) -> u32 {
+        if self.on_tensor_cores() && self.rank <= 16 { 2 } else { 1 }
     }
 
     /// Ranks of B that are asked for at a time.
@@ -230,9 +247,10 @@ impl Portable for AdaptSpec {
 
 /// Builds the kernel. Its arguments, in order: x `[tokens or rows, 8·units]`; A; B's columns; scalings `[adapters]`; a
 /// factor per row, if there are some; the order, if x has a row per token, and experts of a token; owners, adapters of
-/// rows, layout; rows, experts, adapters; what is added, `[rows, matrices, columns]`; units of a row of x, and columns.
+/// rows, layout; rows, experts, adapters; `[rows, matrices, columns]` for what is added, or to add it to; units of a row of
+/// x, and columns.
 pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
-    let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
+    let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: Some(spec.resident()) };
     let mut k = Builder::new("adapt", target, launch);
     let adapt = Adapt::declare(&mut k, spec);
     if spec.first {
@@ -247,16 +265,18 @@ pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
     let any = k.ne(rows.adapted, 0);
     k.if_(any, |k| {
         let early = spec.early().then(|| adapt.early(k, &rows));
+        let mut before = None;
         let mut wait = |k: &mut Builder| {
             if !spec.first && spec.together == 1 {
                 await_predecessor(k, target);
+                before = spec.early().then(|| adapt.first_columns(k));
             }
         };
         k.phase("shrink", |k| match adapt.sums {
             Some(sums) => adapt.shrink(k, &rows, sums, &mut wait),
             None => adapt.shrink_by_hand(k, &rows, &mut wait),
         });
-        k.phase("expand", |k| adapt.expand(k, &rows, early));
+        k.phase("expand", |k| adapt.expand(k, &rows, early, before));
     });
     if !spec.first && spec.together == 1 {
         // A block without adapters, too, ends behind the kernel before this one, so that who waits for this one has
@@ -284,11 +304,12 @@ struct Adapt {
     deltas: Reg<U64>,
     units: Reg<U32>,
     columns: Reg<U32>,
-    /// Sums of all warps `[warps, together, rank]`, where tensor cores make them, t `[together, rank]`, and what it is
-    /// multiplied with.
+    /// Sums of all warps `[warps, together, rank]`, where tensor cores make them, t `[together, rank]`, what it is
+    /// multiplied with, and a list of rows for every warp.
     sums: Option<SharedRegion>,
     t: SharedRegion,
     terms: SharedRegion,
+    list: Option<SharedRegion>,
     thread: Reg<U32>,
     warp: Reg<U32>,
     lane: Reg<U32>,
@@ -305,6 +326,27 @@ struct Rows {
     x: Reg<U32>,
     /// Which rows have an adapter, as bits.
     adapted: Reg<U32>,
+}
+
+/// Some rows of a block that are multiplied together: from one on, of a list of so many; or a block's only one.
+struct Batch {
+    list: Option<Reg<U32>>,
+    first: Option<Reg<U32>>,
+    count: Reg<U32>,
+}
+
+impl Batch {
+    /// One of them, and whether there is such a one: behind the last it is that.
+    fn row(&self, k: &mut Builder, number: Reg<U32>) -> (Reg<U32>, Pred) {
+        let number = self.first.map_or(number, |first| k.add(first, number));
+        let exists = k.lt(number, self.count);
+        let Some(list) = self.list else { return (k.variable(0), exists) };
+        let last = k.sub(self.count, 1);
+        let number = k.min(number, last);
+        let at = k.mul_add(number, 4, list);
+        let row = k.load(Addr::<Shared>::of(at));
+        (row, exists)
+    }
 }
 
 impl Adapt {
@@ -339,6 +381,7 @@ impl Adapt {
             sums: spec.on_tensor_cores().then(|| k.shared("sums", WARPS * row_bytes, 16)),
             t: k.shared("t", row_bytes, 16),
             terms: k.shared("terms", 8 * spec.together, 16),
+            list: (spec.together > 1).then(|| k.shared("list", 4 * WARPS * spec.together, 16)),
             thread,
             warp: k.broadcast(warp),
             lane: k.and(thread, 31),
@@ -394,26 +437,46 @@ impl Adapt {
         Rows { key, x, adapted }
     }
 
+    /// `body` for each bit of a word: its number, and what the body may take away from what is left.
+    fn each_bit(&self, k: &mut Builder, bits: Reg<U32>, body: impl FnOnce(&mut Builder, Reg<U32>) -> Reg<U32>) {
+        let left = k.variable(bits);
+        k.repeat_while(|k| {
+            let (below, others) = (k.sub(left, 1), k.not(left));
+            let below = k.and(below, others);
+            let lead = k.count_ones(below);
+            let done = body(k, lead);
+            let others = k.not(done);
+            let rest = k.and(left, others);
+            k.set(left, rest);
+            k.ne(left, 0)
+        });
+    }
+
     /// `body` for each pair that some of the rows have, and which of them do.
     fn each_key(&self, k: &mut Builder, rows: &Rows, body: impl FnOnce(&mut Builder, Reg<U32>, Reg<U32>)) {
         if self.spec.together == 1 {
             let key = k.broadcast(rows.key);
             return body(k, key, rows.adapted);
         }
-        let left = k.variable(rows.adapted);
-        k.repeat_while(|k| {
-            let below = k.sub(left, 1);
-            let others = k.not(left);
-            let below = k.and(below, others);
-            let lead = k.count_ones(below);
+        self.each_bit(k, rows.adapted, |k, lead| {
             let key = k.shuffle(ShuffleMode::Index, rows.key, lead);
             let same = k.eq(rows.key, key);
             let same = k.ballot(same);
-            let others = k.not(same);
-            let rest = k.and(left, others);
-            k.set(left, rest);
             body(k, key, same);
-            k.ne(left, 0)
+            same
+        });
+    }
+
+    /// `body` for each of some rows.
+    fn each_row(&self, k: &mut Builder, some: Reg<U32>, body: impl FnOnce(&mut Builder, Reg<U32>)) {
+        if self.spec.together == 1 {
+            let only = k.variable(0);
+            return body(k, only);
+        }
+        self.each_bit(k, some, |k, row| {
+            body(k, row);
+            let one = k.variable(1);
+            k.shl(one, row)
         });
     }
 
@@ -432,68 +495,81 @@ impl Adapt {
     fn shrink(&self, k: &mut Builder, rows: &Rows, room: SharedRegion, wait: &mut dyn FnMut(&mut Builder)) {
         let spec = self.spec;
         let (quad, place) = (k.shr(self.lane, 2), k.and(self.lane, 3));
-        let (x_bytes, a_bytes) = (self.x_bytes(k), k.mul(self.units, 2 * UNIT as u32));
-        let x: Vec<Reg<U64>> = (0..spec.eights())
-            .map(|eight| {
-                let lane = k.add(quad, 8 * eight);
-                let lane = k.min(lane, spec.together - 1);
-                let row = k.shuffle(ShuffleMode::Index, rows.x, lane);
-                k.mul_wide_add(row, x_bytes, self.x)
-            })
-            .collect();
-        let grid = || (0..spec.sixteens()).flat_map(|sixteen| (0..spec.eights()).map(move |eight| (sixteen, eight)));
-        let fresh =
-            |k: &mut Builder| -> Vec<[Reg<F32>; 4]> { grid().map(|_| [0; 4].map(|_| k.variable(0.0))).collect() };
-        let sums = fresh(k);
+        let a_bytes = k.mul(self.units, 2 * UNIT as u32);
+        let base = k.shared_address(room);
+        let base = k.mul_add(self.warp, 4 * spec.rank * spec.together, base);
+        let base = k.mul_add(quad, 4, base);
         self.each_key(k, rows, |k, key, same| {
             let own = self.own_matrix(k, key);
             let first = k.mul(own, spec.rank);
             let first = k.add(first, quad);
-            // Of ranks behind the last, whose results nobody looks at, there may be none.
+            // What comes of ranks behind the last nobody looks at.
             let a: Vec<Reg<U64>> = (0..spec.sixteens() * 2)
                 .map(|eight| {
                     let row = k.add(first, (8 * eight).min(spec.rank - 8));
                     k.mul_wide_add(row, a_bytes, self.a)
                 })
                 .collect();
-            let own = if spec.together == 1 { sums.clone() } else { fresh(k) };
-            self.products(k, (place, &x, &a), &own, wait);
-            if spec.together == 1 {
-                return;
-            }
-            let pair = k.shl(place, 1);
-            let shifted = k.shr(same, pair);
-            for (index, (_, eight)) in grid().enumerate() {
-                for number in 0..4u32 {
-                    let bit = k.bit_extract(shifted, 8 * eight + number % 2, 1);
-                    let theirs = k.ne(bit, 0);
-                    let (sum, value) = (sums[index][number as usize], own[index][number as usize]);
-                    k.when(theirs, |k| k.set(sum, value));
+            self.each_batch(k, same, |k, batch| {
+                let x: Vec<Reg<U64>> = (0..spec.eights())
+                    .map(|eight| {
+                        let number = k.add(quad, 8 * eight);
+                        let (row, _) = batch.row(k, number);
+                        let row = k.shuffle(ShuffleMode::Index, rows.x, row);
+                        let x_bytes = self.x_bytes(k);
+                        k.mul_wide_add(row, x_bytes, self.x)
+                    })
+                    .collect();
+                let sums: Vec<[Reg<F32>; 4]> =
+                    (0..spec.sixteens() * spec.eights()).map(|_| [0; 4].map(|_| k.variable(0.0))).collect();
+                self.products(k, (place, &x, &a), &sums, wait);
+                let neighbours = if spec.together == 1 { 1 } else { 2 };
+                for (eight, neighbour) in (0..spec.eights()).flat_map(|eight| (0..neighbours).map(move |n| (eight, n)))
+                {
+                    let number = k.mul_add(place, 2, 8 * eight + neighbour);
+                    let (row, exists) = batch.row(k, number);
+                    let at = k.mul_add(row, 4 * spec.rank, base);
+                    for rank in (0..spec.rank).step_by(8) {
+                        let (sixteen, half) = (rank / 16, rank / 8 % 2);
+                        let value = sums[(sixteen * spec.eights() + eight) as usize][(2 * half + neighbour) as usize];
+                        let at = Addr::<Shared>::of(at).plus((4 * rank).cast_signed());
+                        k.when(exists, |k| k.store(at, value));
+                    }
                 }
-            }
+            });
         });
-        let base = k.shared_address(room);
-        let base = k.mul_add(self.warp, 4 * spec.rank * spec.together, base);
-        let at = k.mul_add(quad, 4, base);
-        let at = k.mul_add(place, 8 * spec.rank, at);
-        let leads = (spec.together == 1).then(|| k.eq(place, 0));
-        for (index, (sixteen, eight)) in grid().enumerate() {
-            for number in 0..4u32 {
-                let (rank, row) = (16 * sixteen + 8 * (number / 2), 8 * eight + number % 2);
-                if rank >= spec.rank || (spec.together == 1 && row > 0) {
-                    continue;
-                }
-                let at = Addr::<Shared>::of(at).plus((4 * (row * spec.rank + rank)).cast_signed());
-                let value = sums[index][number as usize];
-                match leads {
-                    Some(leads) => k.when(leads, |k| k.store(at, value)),
-                    None => k.store(at, value),
-                }
-            }
-        }
         k.sync_threads();
-        self.add_warps(k, room);
+        self.add_warps(k, rows, room);
         k.sync_threads();
+    }
+
+    /// `body` for as many of some rows as are multiplied at a time, until all of them are.
+    fn each_batch(&self, k: &mut Builder, all: Reg<U32>, body: impl FnOnce(&mut Builder, &Batch)) {
+        let Some(list) = self.list else {
+            let count = k.variable(1);
+            return body(k, &Batch { list: None, first: None, count });
+        };
+        let one = k.variable(1);
+        let own = k.shl(one, self.lane);
+        let before = k.sub(own, 1);
+        let before = k.and(before, all);
+        let (number, count) = (k.count_ones(before), k.count_ones(all));
+        let base = k.shared_address(list);
+        let base = k.mul_add(self.warp, 4 * self.spec.together, base);
+        let bit = k.and(own, all);
+        let theirs = k.ne(bit, 0);
+        let at = k.mul_add(number, 4, base);
+        // Nobody still reads what was there.
+        k.sync_warp();
+        k.when(theirs, |k| k.store(Addr::<Shared>::of(at), self.lane));
+        k.sync_warp();
+        let first = k.variable(0);
+        k.repeat_while(|k| {
+            body(k, &Batch { list: Some(base), first: Some(first), count });
+            let next = k.add(first, AT_ONCE);
+            k.set(first, next);
+            k.lt(first, count)
+        });
     }
 
     /// A warp's sums of its steps along k, several at a time: as much must be under way. What of A comes next is asked
@@ -572,18 +648,22 @@ impl Adapt {
     }
 
     /// Adds up what the warps have, a thread per rank and row.
-    fn add_warps(&self, k: &mut Builder, room: SharedRegion) {
+    fn add_warps(&self, k: &mut Builder, rows: &Rows, room: SharedRegion) {
         let (rank, together) = (self.spec.rank, self.spec.together);
         let (sums, t) = (k.shared_address(room), k.shared_address(self.t));
         for first in (0..rank * together).step_by(THREADS as usize) {
             let index = k.add(self.thread, first);
             let inside = k.lt(index, rank * together);
-            k.if_(inside, |k| {
+            let row = k.div(index, rank);
+            let bit = k.shr(rows.adapted, row);
+            let bit = k.and(bit, 1);
+            let adapted = k.ne(bit, 0);
+            let adds = k.both(inside, adapted);
+            k.if_(adds, |k| {
                 let at = Addr::<Shared>::of(k.mul_add(index, 4, sums));
                 let parts: Vec<Reg<F32>> =
                     (0..WARPS).map(|warp| k.load(at.plus((4 * warp * rank * together).cast_signed()))).collect();
                 let total = parts[1..].iter().fold(parts[0], |sum, &part| k.add(sum, part));
-                let row = k.div(index, rank);
                 let value = self.with_terms(k, row, total);
                 let at = Addr::<Shared>::of(k.mul_add(index, 4, t));
                 k.store(at, value);
@@ -591,7 +671,7 @@ impl Adapt {
         }
     }
 
-    /// A sum times its row's factor and its adapter's scaling. What a row without an adapter has nobody looks at.
+    /// A sum times its row's factor and its adapter's scaling.
     fn with_terms(&self, k: &mut Builder, row: Reg<U32>, total: Reg<F32>) -> Reg<F32> {
         let base = k.shared_address(self.terms);
         let at = k.mul_add(row, 8, base);
@@ -680,75 +760,75 @@ impl Adapt {
         self.columns_of_b(k, key, unit, first)
     }
 
+    /// What a thread's first columns of a block's only row are added to.
+    fn first_columns(&self, k: &mut Builder) -> Vec<Reg<U32>> {
+        let (unit, units) = (k.mul_add(self.part, THREADS, self.thread), self.column_units(k));
+        let last = k.sub(units, 1);
+        let (unit, zero) = (k.min(unit, last), k.variable(0));
+        let at = self.place(k, zero, unit);
+        k.phase("load", |k| load(k, 4 * COLUMNS, at))
+    }
+
     /// What is added: B·t, four neighbouring columns per thread.
-    fn expand(&self, k: &mut Builder, rows: &Rows, early: Option<Vec<Vec<Reg<U32>>>>) {
+    fn expand(&self, k: &mut Builder, rows: &Rows, early: Option<Vec<Vec<Reg<U32>>>>, before: Option<Vec<Reg<U32>>>) {
         let units = self.column_units(k);
-        let unit = k.mul_add(self.part, THREADS, self.thread);
-        match early {
-            Some(words) => {
-                let inside = k.lt(unit, units);
-                k.if_(inside, |k| {
-                    let deltas: Vec<Reg<F32>> = (0..COLUMNS).map(|_| k.variable(0.0)).collect();
-                    let first = k.variable(0);
-                    self.add_row(k, (0, first), &words, &deltas);
-                    self.leave(k, 0, unit, &deltas);
-                });
+        let first = k.mul(self.part, THREADS);
+        let (start, unit) = (k.variable(first), k.add(first, self.thread));
+        let (unit, parts) = (k.variable(unit), k.special(SpecialRegister::NctaidZ));
+        let step = k.mul(parts, THREADS);
+        let advance = |k: &mut Builder| {
+            for place in [unit, start] {
+                let next = k.add(place, step);
+                k.set(place, next);
             }
-            None => {
-                let (unit, parts) = (k.variable(unit), k.special(SpecialRegister::NctaidZ));
-                // A block goes through all of its keys at once, and a thread without columns goes with its warp.
-                let step = k.mul(parts, THREADS);
-                let start = k.sub(unit, self.thread);
-                k.loop_while(
-                    |k| k.lt(start, units),
-                    |k| {
-                        self.expand_columns(k, rows, unit, units);
-                        for place in [unit, start] {
-                            let next = k.add(place, step);
-                            k.set(place, next);
-                        }
-                    },
-                );
-            }
+        };
+        if let Some(words) = early {
+            let inside = k.lt(unit, units);
+            k.if_(inside, |k| {
+                let deltas: Vec<Reg<F32>> = (0..COLUMNS).map(|_| k.variable(0.0)).collect();
+                let zero = k.variable(0);
+                self.add_row(k, [zero, zero], &words, &deltas);
+                self.leave(k, [zero, unit], &deltas, before);
+            });
+            advance(k);
         }
+        // A thread without columns goes with its block, whose warps look for their rows' pairs together.
+        k.loop_while(
+            |k| k.lt(start, units),
+            |k| {
+                self.expand_columns(k, rows, unit, units);
+                advance(k);
+            },
+        );
     }
 
     fn expand_columns(&self, k: &mut Builder, rows: &Rows, unit: Reg<U32>, units: Reg<U32>) {
         let (spec, last) = (self.spec, k.sub(units, 1));
-        let place = k.min(unit, last);
-        let deltas: Vec<Vec<Reg<F32>>> =
-            (0..spec.together).map(|_| (0..COLUMNS).map(|_| k.variable(0.0)).collect()).collect();
+        let (place, inside) = (k.min(unit, last), k.lt(unit, units));
         self.each_key(k, rows, |k, key, same| {
-            k.repeat(spec.rank / spec.ranks(), |k, turn| {
-                let first = k.mul(turn, spec.ranks());
-                let words = self.columns_of_b(k, key, place, first);
-                for (row, deltas) in (0..).zip(&deltas) {
-                    self.if_row(k, same, row, |k| self.add_row(k, (row, first), &words, deltas));
+            // What all rows of a pair multiply with, if it goes into registers.
+            let zero = k.variable(0);
+            let all = (spec.rank == spec.ranks()).then(|| self.columns_of_b(k, key, place, zero));
+            self.each_row(k, same, |k, row| {
+                let deltas: Vec<Reg<F32>> = (0..COLUMNS).map(|_| k.variable(0.0)).collect();
+                match &all {
+                    Some(words) => self.add_row(k, [row, zero], words, &deltas),
+                    None => k.repeat(spec.rank / spec.ranks(), |k, turn| {
+                        let first = k.mul(turn, spec.ranks());
+                        let words = self.columns_of_b(k, key, place, first);
+                        self.add_row(k, [row, first], &words, &deltas);
+                    }),
                 }
+                k.if_(inside, |k| self.leave(k, [row, unit], &deltas, None));
             });
         });
-        let inside = k.lt(unit, units);
-        k.if_(inside, |k| {
-            for (row, deltas) in (0..).zip(&deltas) {
-                self.if_row(k, rows.adapted, row, |k| self.leave(k, row, unit, deltas));
-            }
-        });
-    }
-
-    /// `body` if a row is among some.
-    fn if_row(&self, k: &mut Builder, rows: Reg<U32>, row: u32, body: impl FnOnce(&mut Builder)) {
-        if self.spec.together == 1 {
-            return body(k);
-        }
-        let bit = k.bit_extract(rows, row, 1);
-        let theirs = k.ne(bit, 0);
-        k.if_(theirs, body);
     }
 
     /// Adds some ranks' part to a thread's columns of a row.
-    fn add_row(&self, k: &mut Builder, (row, first): (u32, Reg<U32>), words: &[Vec<Reg<U32>>], deltas: &[Reg<F32>]) {
+    fn add_row(&self, k: &mut Builder, [row, first]: [Reg<U32>; 2], words: &[Vec<Reg<U32>>], deltas: &[Reg<F32>]) {
         let base = k.shared_address(self.t);
-        let at = Addr::<Shared>::of(k.mul_add(first, 4, base)).plus((4 * row * self.spec.rank).cast_signed());
+        let at = k.mul_add(row, 4 * self.spec.rank, base);
+        let at = Addr::<Shared>::of(k.mul_add(first, 4, at));
         for (four, words) in words.chunks_exact(4).enumerate() {
             let t: [Reg<F32>; 4] = k.load_vector(at.plus(16 * four as i32));
             for (t, words) in t.into_iter().zip(words) {
@@ -760,12 +840,23 @@ impl Adapt {
         }
     }
 
-    /// Leaves what is added to a thread's columns of a row.
-    fn leave(&self, k: &mut Builder, row: u32, unit: Reg<U32>, deltas: &[Reg<F32>]) {
+    /// Where a thread's columns of a row are.
+    fn place(&self, k: &mut Builder, row: Reg<U32>, unit: Reg<U32>) -> Addr<Global> {
         let row = k.add(self.first_row, row);
         let (place, bytes) = (k.mul_add(row, self.spec.matrices, self.matrix), k.mul(self.columns, 4));
         let at = k.mul_wide_add(place, bytes, self.deltas);
-        let at = k.mul_wide_add(unit, 4 * COLUMNS, at);
-        k.phase("store", |k| store(k, Output::F32, Addr::of(at), deltas));
+        Addr::of(k.mul_wide_add(unit, 4 * COLUMNS, at))
+    }
+
+    /// Leaves what is added to a thread's columns of a row, or adds it to what is there, if that is not known yet.
+    fn leave(&self, k: &mut Builder, [row, unit]: [Reg<U32>; 2], deltas: &[Reg<F32>], before: Option<Vec<Reg<U32>>>) {
+        let at = self.place(k, row, unit);
+        if self.spec.first {
+            return k.phase("store", |k| store(k, Output::F32, at, deltas));
+        }
+        let before = before.unwrap_or_else(|| k.phase("load", |k| load(k, 4 * COLUMNS, at)));
+        let pairs = before.iter().zip(deltas);
+        let sums: Vec<Reg<F32>> = pairs.map(|(before, &delta)| k.add(before.cast::<F32>(), delta)).collect();
+        k.phase("store", |k| store(k, Output::F32, at, &sums));
     }
 }

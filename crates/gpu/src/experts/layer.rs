@@ -273,7 +273,7 @@ struct Between {
     gated: u64,
     made: u64,
     partial: u64,
-    /// What adapters need: the entry of every row, its adapter, and what is added to a product's sums.
+    /// What adapters need: the entry of every row, its adapter, and what is added to the first product's sums.
     order: u64,
     chosen: u64,
     deltas: u64,
@@ -313,7 +313,7 @@ impl Between {
             partial: take(entries * hidden * shape.partial.bytes() as u64),
             order: take(shape.adapted.map_or(0, |_| 4 * entries)),
             chosen: take(shape.adapted.map_or(0, |_| 4 * entries)),
-            deltas: take(shape.adapted.map_or(0, |_| 4 * entries * hidden.max(inner * shape.gate.matrices() as u64))),
+            deltas: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
             end: 0,
         };
         places.end = end;
@@ -404,9 +404,9 @@ pub fn launches(
     all.extend(maker.round_rows());
     all.extend(maker.adapt(Half::GateUp));
     all.push(maker.gate_up());
-    all.extend(maker.adapt(Half::Down));
     all.extend(maker.between());
     all.push(maker.down());
+    all.extend(maker.adapt(Half::Down));
     all.push(maker.combine());
     LayerLaunches { all, host }
 }
@@ -642,6 +642,7 @@ impl Maker<'_> {
 
     fn gate_up(&self) -> Launch {
         let (first, up) = (self.weights.matrices, self.weights.matrices + self.matrix_bytes()[0] as u64);
+        let adapters = self.shape.adapted.map_or(0, |adapted| adapted.adapters);
         let operands = ProductOperands {
             rows: self.between.rows,
             plane: self.plane(self.shape.hidden),
@@ -652,20 +653,14 @@ impl Maker<'_> {
             biases: [self.weights.biases[0], self.weights.biases[1]],
             row_factors: self.between.factors,
             rounded: [self.between.divisors[0], self.weights.lifts],
-            added: self.added(),
+            added: (self.between.chosen, adapters, self.between.deltas),
             out: self.between.gated,
         };
         let (shape, kernel) = (self.shape.gate_up(), &*self.kernels.gate_up);
         experts::launch(kernel, &shape, &operands, self.entries, self.site.multiprocessors)
     }
 
-    /// What is added to sums, and of which rows.
-    fn added(&self) -> (u64, u32, u64) {
-        let adapters = self.shape.adapted.map_or(0, |adapted| adapted.adapters);
-        (self.between.chosen, adapters, self.between.deltas)
-    }
-
-    /// What adapters add to a product's sums.
+    /// What adapters add to the first product's sums, before it, or to the second one's, behind it.
     fn adapt(&self, half: Half) -> Option<Launch> {
         let (shape, between, adapters) = (self.shape, &self.between, &self.weights.adapters);
         let AdaptedShape { rank, numbers, adapters: count } = shape.adapted?;
@@ -688,7 +683,7 @@ impl Maker<'_> {
         }
         arguments.extend([between.owners, between.chosen, between.layout].map(Argument::Pointer));
         arguments.extend([self.entries, shape.experts, count].map(Argument::U32));
-        arguments.push(Argument::Pointer(between.deltas));
+        arguments.push(Argument::Pointer(if first { between.deltas } else { between.partial }));
         arguments.extend([k / 8, columns].map(Argument::U32));
         Some(self.around(spec, spec.grid(self.entries, columns), arguments))
     }
@@ -752,7 +747,7 @@ impl Maker<'_> {
             biases: [self.weights.biases[2]; 2],
             row_factors: 0,
             rounded: [self.between.divisors[1], self.weights.lifts + u64::from(LIFT_BYTES / 3 * 2)],
-            added: self.added(),
+            added: Default::default(),
             out: self.between.partial,
         };
         let (shape, kernel) = (self.shape.down(), &*self.kernels.down);

@@ -10,7 +10,7 @@ use super::between::Form;
 use super::route;
 use crate::family::Family;
 use crate::pack::Codes;
-use crate::phases::experts::{Added, FACTOR_BYTES, LIFT_BYTES};
+use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
 use crate::products::{MOST_EXPERTS, ProductShape};
 
 /// A layer: its sizes, and what it computes.
@@ -178,6 +178,9 @@ impl LayerShape {
         if self.adapted.is_some() && self.intermediate == Intermediate::NvFp4 {
             return Err(Error::AdaptedIntermediate);
         }
+        if self.adapted.is_some() && self.partial != Output::F32 {
+            return unfit("the type of what adapters add to", &self.partial.to_string(), "f32");
+        }
         if self.intermediate == Intermediate::NvFp4 && self.scaled[1] {
             return unfit("the intermediate", "nvfp4", "tokens or f32, since experts multiply it with an input scale");
         }
@@ -278,7 +281,7 @@ impl LayerShape {
             biased: self.biased,
             factored: self.on_input,
             follows: false,
-            added: self.adapted.map(|_| Added::Beside),
+            added: self.adapted.is_some(),
             invariant: self.invariant,
         }
     }
@@ -287,10 +290,21 @@ impl LayerShape {
     pub fn down(&self) -> ProductShape {
         let (gate, output) = (Gate::None, self.partial);
         let (activation, follows) = (self.inner_activation(), self.step().is_none());
-        let added = self.adapted.map(|_| Added::Before);
         let (n, k, factored, biased) = (self.hidden, self.inner, false, self.biased);
         let codes = if self.intermediate == Intermediate::NvFp4 { Codes::Halves } else { self.codes };
-        ProductShape { n, k, gate, activation, codes, output, factored, biased, follows, added, ..self.gate_up() }
+        ProductShape {
+            n,
+            k,
+            gate,
+            activation,
+            codes,
+            output,
+            factored,
+            biased,
+            follows,
+            added: false,
+            ..self.gate_up()
+        }
     }
 }
 

@@ -82,7 +82,7 @@ fn arguments(shape: &ProductShape, operands: &ProductOperands) -> Vec<Argument> 
     if shape.precision == Precision::Fp8 {
         arguments.extend(operands.rounded.map(Argument::Pointer));
     }
-    if shape.added.is_some() {
+    if shape.added {
         let (chosen, adapters, deltas) = operands.added;
         arguments.extend([Argument::Pointer(chosen), Argument::U32(adapters), Argument::Pointer(deltas)]);
     }

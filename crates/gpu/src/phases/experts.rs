@@ -22,18 +22,9 @@ pub struct Experts {
     pub follows: bool,
     /// What the words of weights are in order for.
     pub codes: Codes,
-    /// Whether rows may have something added to their sums, and when that is there.
-    pub added: Option<Added>,
-}
-
-/// What low-rank adapters add to the sums of rows: who leaves it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Added {
-    /// The launch before this one, which leaves nothing else, and begins only when rows and layout are there: nobody
-    /// waits for it but who adds.
-    Beside,
-    /// That or one before it, as it does rows.
-    Before,
+    /// Whether rows may have something added to their sums. The launch before this one leaves that and nothing else, and
+    /// lets this one begin only when rows and layout are there: nobody waits for it but who adds.
+    pub added: bool,
 }
 
 impl Experts {
@@ -41,11 +32,6 @@ impl Experts {
     pub(crate) fn of(shape: &ProductShape) -> Self {
         let ProductShape { experts, factored, follows, codes, added, .. } = *shape;
         Experts { count: experts, factored, follows, codes, added }
-    }
-
-    /// Whether who adds must wait for the launch before this one.
-    pub(crate) fn awaits_added(self) -> bool {
-        self.added.is_some_and(|added| self.follows || added == Added::Beside)
     }
 
     /// Words of the experts' first tiles, as bisection wants them.
@@ -151,7 +137,7 @@ impl ExpertWork {
         });
         let row_factors = experts.factored.then(|| k.pointer("row_factors"));
         let rounded = tiles.rounded.then(|| ["row_scales", "lifts"].map(|name| k.pointer(name)));
-        let added = experts.added.map(|_| AddedPlaces {
+        let added = experts.added.then(|| AddedPlaces {
             chosen: k.pointer("chosen"),
             count: k.param("adapters"),
             deltas: k.pointer("deltas"),
@@ -168,7 +154,7 @@ impl ExpertWork {
 
     /// Whether the layout is there when this launch begins.
     pub fn knows_layout(&self) -> bool {
-        self.experts.follows || self.experts.added == Some(Added::Beside)
+        self.experts.follows || self.experts.added
     }
 
     /// A word of what the block keeps: first tiles from the first on, and behind them rows.

@@ -2,7 +2,10 @@
 //! precision.
 
 use bytemuck::cast_slice;
-use format::Scaling;
+use format::{Dense, Scaling};
+use gpu::expand::Float;
+use gpu::experts::For;
+use gpu::experts::adapt::{AdaptSpec, AdaptedShape, PackedAdapters};
 use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerSite, LayerWeights};
 use gpu::experts::plan;
 use gpu::experts::route::{RouteSpec, Score};
@@ -14,10 +17,12 @@ use gpu::families::sm100::Sm100;
 use gpu::families::sm120::Sm120;
 use gpu::pack::Codes;
 use gpu::products::{ProductShape, UNDER};
-use gpu::{Argument, Family};
+use gpu::{Argument, Family, KernelSpec};
 use half::{bf16, f16};
 use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds, mx_kinds};
-use op::{Activation, Config, Epilogue, Gate, Intermediate, Output, Own, Precision, Tile};
+use op::{
+    Activation, Adapter, Adapters, Config, Epilogue, Gate, Intermediate, LowRank, Output, Own, Precision, Tile,
+};
 use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
@@ -541,5 +546,101 @@ fn mutants_are_caught(family: &'static dyn Family, shape: LayerShape, products: 
         let missed = broken.par_chunks(share).flat_map_iter(|broken| trial.missed((&launches, at), broken, &right));
         let missed: Vec<String> = missed.collect();
         assert!(missed.is_empty(), "{}", missed.join("\n"));
+    }
+}
+
+/// Adapters of two kinds for a layer, which some tokens have: the numbers of those, and everything in a trial.
+fn adapted_trial(family: &dyn Family, shape: LayerShape, ids: &[i32]) -> Trial {
+    let mut rng = fastrand::Rng::with_seed(21);
+    let [hidden, inner] = [shape.hidden, shape.inner].map(|width| width as usize);
+    let mut dense = |rows: usize, k: usize, size: f32| {
+        let values: Vec<bf16> = (0..rows * k).map(|_| bf16::from_f32((rng.f32() * 2.0 - 1.0) * size)).collect();
+        Dense::new(rows, k, values, 1.0).unwrap()
+    };
+    let mut pair = |rank: usize, n: usize, k: usize| {
+        let a = dense(rank, k, 2.0 / (k as f32).sqrt());
+        Some(LowRank::new(&a, &dense(n, rank, 1.0)).unwrap())
+    };
+    let mut adapter = |rank: usize, scaling: f32| {
+        let mut expert = |_| [pair(rank, inner, hidden), pair(rank, inner, hidden), pair(rank, hidden, inner)];
+        Adapter { scaling, experts: (0..shape.experts).map(&mut expert).collect() }
+    };
+    let all = vec![adapter(16, 0.5), adapter(9, -1.5)];
+    let adapters = Adapters::new(all, shape.experts as usize, [hidden, inner, hidden]).unwrap();
+    let packed = PackedAdapters::new(&adapters, shape.gate).unwrap();
+    let mut trial =
+        Trial::new(family, LayerShape { adapted: Some(packed.shape), ..shape }, ids, &weights(ids.len()), false);
+    let numbers: Vec<i32> =
+        (0..ids.len() as i32 / shape.top as i32).map(|token| [1, -1, 0, 1, 2][token as usize % 5]).collect();
+    let numbers = trial.gpu.upload("adapters of tokens", cast_slice(&numbers));
+    trial.gpu.await_predecessor(numbers);
+    trial.call.adapters = numbers.address;
+    trial.weights.adapters = packed.placed(|bytes| Ok::<_, ()>(trial.gpu.upload("adapters", bytes).address)).unwrap();
+    trial
+}
+
+/// The launches of a layer with adapters, whose blocks have so many rows: sort, adapt, gate and up,
+/// down, adapt.
+fn adapted_launches(trial: &Trial, kernels: &LayerKernels, together: u32) -> Vec<(Kernel, Invocation)> {
+    let (shape, target) = (trial.layer.shape, kernels.family.target());
+    let AdaptedShape { rank, numbers, .. } = shape.adapted.unwrap();
+    let rows = trial.call.tokens * shape.top;
+    let mut launches = trial.launches(kernels);
+    for (at, first, matrices, columns) in [(1, true, 2, shape.inner), (4, false, 1, shape.hidden)] {
+        let factored = first && shape.on_input;
+        let spec = AdaptSpec { x: Float::BF16, first, factored, numbers, matrices, rank, together };
+        let kernel = KernelSpec::from(For { spec, target }).build().unwrap();
+        assert_eq!(kernel.name, launches[at].0.name, "the launches are as they are said to be");
+        launches[at].0 = kernel;
+        launches[at].1.grid = spec.grid(rows, columns);
+    }
+    launches
+}
+
+#[test]
+fn rows_that_share_what_adapters_read_have_the_bits_that_they_have_alone() {
+    let shape = LayerShape { on_input: true, output: Output::F32, ..SHAPE };
+    for (family, (what, ids)) in FAMILIES.into_iter().flat_map(|family| routings().map(|routing| (family, routing))) {
+        let trial = adapted_trial(family, shape, &ids);
+        let kernels = with_tile(family, &trial.layer.shape, 8);
+        let [alone, together] = [1, 32].map(|together| {
+            let (launches, mut gpu) = (adapted_launches(&trial, &kernels, together), trial.gpu.clone());
+            let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+            gpu.run_sequence(&sequence, Schedule::Random(7)).unwrap_or_else(|fault| panic!("{fault}"));
+            trial.result(&gpu).unwrap()
+        });
+        assert_eq!(alone, together, "{what}, {family:?}");
+        let mut without = trial;
+        without.layer.shape.adapted = None;
+        let plain = without.run(&with_tile(family, &without.layer.shape, 8), Schedule::Earliest);
+        let hidden = shape.hidden as usize;
+        for (token, (adapted, plain)) in alone.chunks(hidden).zip(plain.chunks(hidden)).enumerate() {
+            let somebodys = ids[2 * token..][..2].iter().any(|id| (0..shape.experts as i32).contains(id));
+            let differs = somebodys && [true, false, true, true, false][token % 5];
+            assert_eq!(adapted != plain, differs, "{what}, {family:?}: token {token}");
+        }
+    }
+}
+
+#[test]
+fn mutants_of_what_adapters_add_are_caught() {
+    let shape = LayerShape { experts: 5, on_input: true, output: Output::F32, ..SHAPE };
+    let ids = &routings()[3].1;
+    for (family, together) in [(FAMILIES[0], 1), (FAMILIES[0], 32), (FAMILIES[1], 32)] {
+        let trial = adapted_trial(family, shape, ids);
+        let kernels = with_tile(family, &trial.layer.shape, 8);
+        let launches = adapted_launches(&trial, &kernels, together);
+        let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+        let mut gpu = trial.gpu.clone();
+        gpu.run_sequence(&sequence, Schedule::Earliest).unwrap_or_else(|fault| panic!("{fault}"));
+        let right = trial.result(&gpu).unwrap();
+        for at in [1, 4] {
+            let broken: Vec<Mutant> = mutants(&launches[at].0);
+            assert!(broken.len() > 20, "{}", broken.len());
+            let share = broken.len().div_ceil(rayon::current_num_threads());
+            let missed = broken.par_chunks(share).flat_map_iter(|broken| trial.missed((&launches, at), broken, &right));
+            let missed: Vec<String> = missed.collect();
+            assert!(missed.is_empty(), "{family:?}, {together} rows, launch {at}:\n{}", missed.join("\n"));
+        }
     }
 }

@@ -3,7 +3,7 @@
 use format::Scaling;
 use gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
 use gpu::experts::For;
-use gpu::experts::adapt::AdaptSpec;
+use gpu::experts::adapt::{AdaptSpec, AdaptedShape};
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::place::PlaceSpec;
@@ -202,6 +202,8 @@ fn of_experts() -> Vec<KernelSpec> {
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
     let halves = LayerShape { codes: Codes::Halves, ..layer };
     let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..halves };
+    let shape = AdaptedShape { adapters: 2, rank: 16, numbers: Output::BF16 };
+    let adapted = LayerShape { adapted: Some(shape), ..layer };
     let tiles = |layer, tiles: &'static [u32]| tiles.iter().map(move |&tile| (layer, tile));
     let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 256])
         .chain(tiles(single, &[8, 64]))
@@ -214,6 +216,8 @@ fn of_experts() -> Vec<KernelSpec> {
         .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..factored }, &[8, 48]))
         .chain(tiles(LayerShape { scaling: Scaling::WideMxFp4, ..single }, &[8, 64]))
         .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..layer }.in_precision(Precision::Fp8), &[16, 64, 256]))
+        .chain(tiles(LayerShape { biased: false, ..adapted }, &[8, 16, 24, 32, 48, 64, 96, 128, 160]))
+        .chain(tiles(adapted, &[8, 48, 128]))
         .chain(tiles(layer.in_precision(Precision::Fp8), &experts::FP8_TILES))
         .chain(tiles(factored.in_precision(Precision::Fp8), &[16, 48, 64, 96, 160, 256]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])

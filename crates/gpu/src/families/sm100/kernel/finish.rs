@@ -11,7 +11,6 @@ use super::work::Tile;
 use super::{Parts, STORE_BYTES, TensorMultiplySpec};
 use crate::families::sm100::slabs::BLOCK_ROWS;
 use crate::join;
-use crate::phases::experts::Experts;
 use crate::phases::gates::{Delta, Gates, Terms};
 use crate::phases::store::{element_address, store_element};
 use op::Output;
@@ -24,7 +23,7 @@ const LANE_SHIFT: u32 = 16;
 /// Four warps finish every tile.
 pub(super) fn finish(k: &mut Builder, parts: &Parts, base: Reg<TensorAddress>, warp: Reg<U32>) {
     let lane = k.special(SpecialRegister::LaneId);
-    if parts.config.experts.is_some_and(Experts::awaits_added) {
+    if parts.config.experts.is_some_and(|experts| experts.added) {
         // Also where this block has no tile: who waits for this launch must not overtake the one before it.
         k.grid_dependency_wait();
     }

@@ -12,7 +12,6 @@ use super::consume::Consumer;
 use super::pipeline::Pipeline;
 use super::work::{Placed, Tile};
 use super::{MultiplySpec, Parts, Products, Tokens};
-use crate::phases::experts::Experts;
 use crate::phases::gates::{Delta, Gates, RowTerms};
 use crate::phases::store::{element_address, store_element};
 use op::{Epilogue, Output, Schedule};
@@ -116,7 +115,7 @@ impl Finish {
 
     /// Whether sums may have something added.
     fn adapted(&self) -> bool {
-        self.config.experts.is_some_and(|experts| experts.added.is_some())
+        self.config.experts.is_some_and(|experts| experts.added)
     }
 
     /// The warpgroup's first column.
@@ -135,7 +134,7 @@ impl Finish {
     }
 
     fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: TileGates) {
-        if self.config.element == Tokens::E4m3 || self.config.experts.is_some_and(Experts::awaits_added) {
+        if self.config.element == Tokens::E4m3 || self.adapted() {
             // What rows were divided by, and what is added to sums, comes from the kernel before this one, too, and has
             // not been waited for here.
             k.grid_dependency_wait();
