@@ -5,7 +5,8 @@ every expert.
 
 First, adapters are compared with merged weights in float64 on the GPU: single precision to 1e-5, bf16 to what rounding
 the intermediate takes. Then layers are timed in CUDA graphs, without adapters and with, each of twelve routings in turn
-so that no cache holds the next one's experts. Of the tokens, three in four have one of two adapters.
+so that no cache holds the next one's experts. Of the tokens, three in four have one of two adapters, and none of them in one more
+graph.
 """
 
 import argparse
@@ -142,6 +143,10 @@ def main():
             row = {"model": name, "tokens": tokens, "plain": microseconds(plain, TURNS)}
             for rank, graph in graphs.items():
                 row[f"rank {rank}"] = microseconds(graph, TURNS)
+            none = [torch.full_like(t[3], -1) for t in turns]
+            first = next(iter(made.values()))
+            nobody = graph_of([lambda t=t, o=o, n=n: layer(*t[:3], adapters=first, adapter_ids=n, out=o) for t, o, n in zip(turns, rooms, none)])
+            row["nobody"] = microseconds(nobody, TURNS)
             row["plain again"] = microseconds(plain, TURNS)
             record["rows"].append(row)
             print(" | ".join(f"{key} {value if isinstance(value, (str, int)) else round(value, 1)}" for key, value in row.items()), flush=True)

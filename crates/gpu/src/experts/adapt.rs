@@ -11,9 +11,9 @@
 //!
 //! Rows without an adapter are neither read nor written, and a block that has no others ends when it knows that.
 //!
-//! **Sums by tensor cores.** A step takes sixteen products and the sum before, each cut off at 2⁻²³ of the largest at
-//! worst: 34·ε of all magnitudes, for k/128 steps of a warp and one more. That is less than a third of the (k + 1)·ε that
-//! [`op::adapters`] grants, from a k of 512 on; of shorter ones the sixteen products and the sum before are fewer than k.
+//! **Sums by tensor cores.** A multiplication takes sixteen products and the sum before, each cut off at 2⁻²³ of the
+//! largest at worst: 34·ε of all magnitudes, for each of a warp's k/128 or two. That is less than a third of the (k + 1)·ε
+//! that [`op::adapters`] grants, from a k of 256 on. Below that the count alone does not say so.
 //!
 //! **When.** Before the first product, the kernel waits for the sort and only then lets the product begin, which thereby
 //! knows what the sort has left: it waits for this kernel only where it adds. Behind the second, A and B of few rows are

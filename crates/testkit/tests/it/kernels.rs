@@ -195,6 +195,29 @@ fn the_kernels_that_are_planned_for_layers_in_fp8_assemble_alike() {
     assert_assemble(all, &CHIPS);
 }
 
+#[test]
+fn the_kernels_of_a_layer_with_adapters_assemble_alike() {
+    let shape = AdaptedShape { adapters: 2, rank: 16, numbers: Output::BF16 };
+    let adapted = LayerShape { experts: 256, top: 8, hidden: 2048, inner: 768, adapted: Some(shape), ..PLAIN };
+    let target = ptx::Target::Sm90a;
+    let mut all: Vec<KernelSpec> = Vec::new();
+    // Larger tiles spill where they add.
+    for (tile, biased) in [8, 16, 24, 32].into_iter().flat_map(|tile| [(tile, false), (tile, true)]) {
+        let product = LayerShape { biased, ..adapted }.gate_up();
+        let some = experts::configs(&product, tile).into_iter().skip(tile as usize / 8 % 4).step_by(4);
+        all.extend(some.map(|config| KernelSpec::from(experts::kernel(&product, &config).expect("a kernel"))));
+    }
+    for (numbers, rank) in [(Output::BF16, 16), (Output::BF16, 64), (Output::F32, 16), (Output::F16, 24)] {
+        let x = if numbers == Output::F16 { Float::F16 } else { Float::BF16 };
+        for (rows, first) in [(8, true), (8, false), (4096, true), (4096, false)] {
+            let matrices = if first { 2 } else { 1 };
+            let spec = AdaptSpec { x, first, factored: first, numbers, matrices, rank, together: 1 }.together(rows);
+            all.push(For { spec, target }.into());
+        }
+    }
+    assert_assemble(all, &CHIPS);
+}
+
 /// The products of a layer with all that a layer may have, in every tile; and the kernels around them.
 fn of_experts() -> Vec<KernelSpec> {
     let sizes = LayerShape { experts: 256, top: 8, hidden: 2048, inner: 768, ..PLAIN };
@@ -202,8 +225,6 @@ fn of_experts() -> Vec<KernelSpec> {
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
     let halves = LayerShape { codes: Codes::Halves, ..layer };
     let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..halves };
-    let shape = AdaptedShape { adapters: 2, rank: 16, numbers: Output::BF16 };
-    let adapted = LayerShape { adapted: Some(shape), ..layer };
     let tiles = |layer, tiles: &'static [u32]| tiles.iter().map(move |&tile| (layer, tile));
     let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 256])
         .chain(tiles(single, &[8, 64]))
@@ -216,8 +237,6 @@ fn of_experts() -> Vec<KernelSpec> {
         .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..factored }, &[8, 48]))
         .chain(tiles(LayerShape { scaling: Scaling::WideMxFp4, ..single }, &[8, 64]))
         .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..layer }.in_precision(Precision::Fp8), &[16, 64, 256]))
-        .chain(tiles(LayerShape { biased: false, ..adapted }, &[8, 16, 24, 32, 48, 64, 96, 128, 160]))
-        .chain(tiles(adapted, &[8, 48, 128]))
         .chain(tiles(layer.in_precision(Precision::Fp8), &experts::FP8_TILES))
         .chain(tiles(factored.in_precision(Precision::Fp8), &[16, 48, 64, 96, 160, 256]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])
@@ -271,14 +290,6 @@ fn of_experts() -> Vec<KernelSpec> {
     let (rows, output, addend) = (Output::F32, Output::BF16, Some(Output::F16));
     for away in [false, true] {
         all.push(For { spec: CombineSpec { top: 22, rows, output, weighted: true, addend, away }, target }.into());
-    }
-    for (numbers, rank) in [(Output::BF16, 16), (Output::BF16, 64), (Output::F32, 16), (Output::F16, 24)] {
-        let x = if numbers == Output::F16 { Float::F16 } else { Float::BF16 };
-        for (rows, first) in [(8, true), (8, false), (4096, true), (4096, false)] {
-            let matrices = if first { 2 } else { 1 };
-            let spec = AdaptSpec { x, first, factored: first, numbers, matrices, rank, together: 1 }.together(rows);
-            all.push(For { spec, target }.into());
-        }
     }
     for yes in [false, true] {
         all.push(For { spec: PlaceSpec { experts: 256, wide: yes }, target }.into());
