@@ -417,6 +417,9 @@ fn a_grid_that_waits_before_it_lets_the_next_one_begin_tells_it_of_those_before(
     let between = |hasty, waits| linked(hasty, waits, |_, _| {});
     for schedule in Schedule::several(2) {
         chain(&[&writer, &between(false, true), &hurried], schedule).unwrap_or_else(|fault| panic!("{fault}"));
+        // Who begins behind one that knew of them knows of them, too.
+        let chained = [&writer, &between(false, true), &between(true, true), &hurried];
+        chain(&chained, schedule).unwrap_or_else(|fault| panic!("{fault}"));
         for (hasty, waits) in [(true, true), (false, false)] {
             let fault = chain(&[&writer, &between(hasty, waits), &hurried], schedule).expect_err("too early");
             assert_eq!(fault.kind.name(), "race", "{fault}");
