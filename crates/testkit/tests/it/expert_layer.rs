@@ -20,9 +20,7 @@ use gpu::products::{ProductShape, UNDER};
 use gpu::{Argument, Family, KernelSpec};
 use half::{bf16, f16};
 use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds, mx_kinds};
-use op::{
-    Activation, Adapter, Adapters, Config, Epilogue, Gate, Intermediate, LowRank, Output, Own, Precision, Tile,
-};
+use op::{Activation, Adapter, Adapters, Config, Epilogue, Gate, Intermediate, LowRank, Output, Own, Precision, Tile};
 use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
