@@ -1,23 +1,23 @@
-//! What low-rank adapters add to the products of a layer, as [`op::adapters`] defines it. A kernel before the first product
-//! leaves B·t of every row that has an adapter, and the product's epilogue adds it before the gate. The same kernel behind
-//! the second product adds it to the rows in place.
+//! What low-rank adapters add to the products of a layer, as [`op::adapters`] defines it. A kernel before the first
+//! product leaves B·t of every row that has an adapter, and the product's epilogue adds it before the gate. The same
+//! kernel behind the second product adds it to the rows in place.
 //!
-//! A block has some rows, and computes t = scaling·(A·x) of them first: its warps have every eighth 32 of k, and where A
-//! and x are of the same 16 bits tensor cores multiply. Then its threads multiply with B, four neighbouring columns each.
-//! A row finds its pair of matrices by its expert and its adapter, both of which the sort has left. Where rows are few, a
-//! block has one, and a part of the columns: then t is computed by several. Where they are many, it has 32 neighbours, or
-//! half of them, which mostly have the same expert: it goes through the pairs that they have, and reads each once for all
-//! of its rows.
+//! A block has some rows, and computes t = scaling·(A·x) of them first: its warps have every eighth 32 of k, and where
+//! A and x are of the same 16 bits tensor cores multiply. Then its threads multiply with B, four neighbouring columns
+//! each. A row finds its pair of matrices by its expert and its adapter, both of which the sort has left. Where rows
+//! are few, a block has one, and a part of the columns: then t is computed by several. Where they are many, it has 32
+//! neighbours, or half of them, which mostly have the same expert: it goes through the pairs that they have, and reads
+//! each once for all of its rows.
 //!
 //! Rows without an adapter are neither read nor written, and a block that has no others ends when it knows that.
 //!
 //! **Sums by tensor cores.** A multiplication takes sixteen products and the sum before, each cut off at 2⁻²³ of the
-//! largest at worst: 34·ε of all magnitudes, for each of a warp's k/128 or two. That is less than a third of the (k + 1)·ε
-//! that [`op::adapters`] grants, from a k of 256 on. Below that the count alone does not say so.
+//! largest at worst: 34·ε of all magnitudes, for each of a warp's k/128 or two. That is less than a third of the (k +
+//! 1)·ε that [`op::adapters`] grants, from a k of 256 on. Below that the count alone does not say so.
 //!
-//! **When.** Before the first product, the kernel waits for the sort and only then lets the product begin, which thereby
-//! knows what the sort has left: it waits for this kernel only where it adds. Behind the second, A and B of few rows are
-//! asked for before that product is waited for.
+//! **When.** Before the first product, the kernel waits for the sort and only then lets the product begin, which
+//! thereby knows what the sort has left: it waits for this kernel only where it adds. Behind the second, A and B of few
+//! rows are asked for before that product is waited for.
 //!
 //! In memory, adapters are padded with zeros to one rank: A `[adapters, experts, matrices, rank, k]` and B's columns
 //! `[adapters, experts, matrices, rank, n]`.
@@ -169,8 +169,8 @@ fn extend(bytes: &mut Vec<u8>, matrix: Option<&format::Dense<'_>>, [rank, width]
 pub struct AdaptSpec {
     /// The type of x.
     pub x: Float,
-    /// Whether it comes before the first product, and not behind the second: x has a row per token then, and not per row,
-    /// and what is added is left by itself.
+    /// Whether it comes before the first product, and not behind the second: x has a row per token then, and not per
+    /// row, and what is added is left by itself.
     pub first: bool,
     /// Whether sums are multiplied with a factor per row.
     pub factored: bool,
@@ -200,8 +200,8 @@ impl AdaptSpec {
         AdaptSpec { together, ..self }
     }
 
-    /// Blocks for so many rows and columns. Where they are few, each has a part of the columns, and all of those multiply
-    /// with A.
+    /// Blocks for so many rows and columns. Where they are few, each has a part of the columns, and all of those
+    /// multiply with A.
     pub fn grid(&self, rows: u32, columns: u32) -> [u32; 3] {
         let (tiles, chunks) = (rows.div_ceil(self.together), columns.div_ceil(COLUMNS * THREADS));
         [tiles, self.matrices, (ENOUGH / (tiles * self.matrices)).clamp(1, chunks)]
@@ -247,8 +247,8 @@ impl Portable for AdaptSpec {
 
 /// Builds the kernel. Its arguments, in order: x `[tokens or rows, 8·units]`; A; B's columns; scalings `[adapters]`; a
 /// factor per row, if there are some; the order, if x has a row per token, and experts of a token; owners, adapters of
-/// rows, layout; rows, experts, adapters; `[rows, matrices, columns]` for what is added, or to add it to; units of a row of
-/// x, and columns.
+/// rows, layout; rows, experts, adapters; `[rows, matrices, columns]` for what is added, or to add it to; units of a
+/// row of x, and columns.
 pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: Some(spec.resident()) };
     let mut k = Builder::new("adapt", target, launch);

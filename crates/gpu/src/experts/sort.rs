@@ -10,8 +10,8 @@
 //!
 //! Besides the rows it leaves the *layout* for the products: where each expert's rows begin, `[experts + 1]`, and the
 //! number of its first tile of tokens, `[experts + 1]`; the *inverse*: the row of every entry, or [`NOBODY`]; and, if
-//! somebody asks for them, the *owners*: the expert of every row, and with adapters the *order*: its entry, and the adapter of
-//! its token.
+//! somebody asks for them, the *owners*: the expert of every row, and with adapters the *order*: its entry, and the
+//! adapter of its token.
 //!
 //! Where experts want their tokens multiplied with an input scale, a factor per column, that is done as they are
 //! copied: in f32, and rounded to that.
@@ -606,11 +606,12 @@ impl Portable for SortSpec {
 }
 
 /// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what
-/// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the
-/// rows, and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens
-/// `[count, 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners,
-/// if they are asked for; adapters of tokens, and where the order and the adapters of rows go, if there are adapters; what tokens were divided by and where that of rows goes, if they were; the
-/// number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
+/// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows,
+/// and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count,
+/// 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners, if they
+/// are asked for; adapters of tokens, and where the order and the adapters of rows go, if there are adapters; what
+/// tokens were divided by and where that of rows goes, if they were; the number of tokens, of tokens of a block's run,
+/// of units of a row, and the most tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };

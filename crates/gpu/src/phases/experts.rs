@@ -22,8 +22,8 @@ pub struct Experts {
     pub follows: bool,
     /// What the words of weights are in order for.
     pub codes: Codes,
-    /// Whether rows may have something added to their sums. The launch before this one leaves that and nothing else, and
-    /// lets this one begin only when rows and layout are there: nobody waits for it but who adds.
+    /// Whether rows may have something added to their sums. The launch before this one leaves that and nothing else,
+    /// and lets this one begin only when rows and layout are there: nobody waits for it but who adds.
     pub added: bool,
 }
 

@@ -699,7 +699,8 @@ fn mutants_of_what_adapters_add_are_caught() {
             left.into_iter().map(|number| broken[number].name.clone()).collect::<Vec<_>>()
         });
         // Who asks for A behind its end is given the last of it, and does not look at that; who goes on behind the last
-        // column stores nothing; and that a block without adapters ends behind the launch before is for those that follow.
+        // column stores nothing; and that a block without adapters ends behind the launch before is for those that
+        // follow.
         let harmless = [
             ("condition dropped", "adapt/shrink:", 2),
             ("condition dropped", "adapt/expand:", 1),
