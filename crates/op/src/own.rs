@@ -200,8 +200,8 @@ mod tests {
         for key in ["", "thirteenbytes", "Width", "wi dth", "größe"] {
             assert!(Own::NONE.with(key, 1).unwrap_err().contains("strategy, tile"), "{key}");
         }
-        let full = ["a", "b", "c", "d"].iter().fold(Own::NONE, |own, key| own.with(key, 1).unwrap());
-        assert!(full.with("e", 1).unwrap_err().contains("at most 4"));
+        let full = ["a", "b", "c", "d", "e"].iter().fold(Own::NONE, |own, key| own.with(key, 1).unwrap());
+        assert!(full.with("f", 1).unwrap_err().contains("at most 5"));
         assert_eq!(full.with("a", 2).unwrap().iter().last(), Some(("a", 2)));
     }
 }

@@ -95,7 +95,7 @@ fn configs() -> Vec<MultiplySpec> {
         MultiplySpec { under: 8, output: Output::F32, ..direct([144, 128, 2, 4]) },
         MultiplySpec { under: 4, groups: 8, ..direct([128, 128, 2, 4]) },
         MultiplySpec { under: 8, element: Tokens::Bf16, ..direct([80, 192, 2, 4]) },
-        MultiplySpec { under: 3, ..direct([64, 128, 1, 6]) },
+        MultiplySpec { under: 3, ..direct([80, 128, 1, 12]) },
     ]);
     let common = sized(Interleaved, [64, 64, 1, 4], Persistent);
     for element in [Tokens::Bf16, Tokens::Bf16Sum] {

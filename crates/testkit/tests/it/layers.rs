@@ -243,7 +243,7 @@ fn bits_of_a_cpu_backend_depend_on_the_depth_of_its_configuration_alone() {
 
 /// A layer wide enough for every depth of the kernels to make a difference.
 fn wide(name: &str) -> Model {
-    Model { experts: [4, 2], widths: [1040, 528], groups: None, shared: None, ..model(name) }
+    Model { experts: [4, 2], widths: [1056, 544], groups: None, shared: None, ..model(name) }
 }
 
 #[test]

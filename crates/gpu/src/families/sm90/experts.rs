@@ -1,7 +1,7 @@
 //! The products of a layer of experts: which kernels, and what they are to launches.
 
 use format::Scaling;
-use op::{Config, Own, Strategy};
+use op::{Config, Epilogue, Own, Strategy};
 use ptx::Target;
 
 use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
@@ -69,7 +69,8 @@ pub fn configs(shape: &ProductShape, tile: u32) -> Vec<Config> {
     let deepest = |blocks: u32, units: u32, resident: u32, under: u32| {
         let own = Own::of([(UNDER, under)]);
         let with = |stages| Config { own, ..experts::config(shape, [tile, width * blocks], units * UNIT, stages) };
-        let fits = |config: &Config| kernel(shape, config).is_ok_and(|spec| spec.resident() == resident);
+        let suits = |spec: MultiplySpec| spec.resident() == resident && !is_serialised(&spec);
+        let fits = |config: &Config| kernel(shape, config).is_ok_and(suits);
         let least = if units == 4 { LEAST_STAGES[0] } else { LEAST_STAGES[1] };
         (least..=MOST_STAGES).rev().map(with).find(fits)
     };
@@ -86,6 +87,19 @@ pub fn configs(shape: &ProductShape, tile: u32) -> Vec<Config> {
         ways.into_iter().filter_map(move |under| deepest(blocks, units, resident, under))
     })
     .collect()
+}
+
+/// Whether sums and what stores them element by element are more than a thread's registers hold, so that the assembler
+/// has one product wait for the other: found by assembling all of them.
+fn is_serialised(spec: &MultiplySpec) -> bool {
+    let direct = spec.epilogue == Epilogue::Direct && spec.element != Tokens::E4m3;
+    let most = match (spec.resident(), spec.blocks()) {
+        (2, _) => 95,
+        (_, 4) => 127,
+        (_, 3) => 143,
+        _ => u32::MAX,
+    };
+    direct && spec.products == Products::Single && spec.tokens > most
 }
 
 impl ExpertKernel for MultiplySpec {
