@@ -28,7 +28,8 @@ def e4m3(numbers):
 
 
 def scales_as_cutlass_has_them(scales):
-    """Scales of rows × blocks of sixteen: 128 rows × 4 blocks together, 32 rows after each other, four of them side by side."""
+    """Scales of rows × blocks of sixteen: 128 rows × 4 blocks together, 32 rows after each other, four of them side by
+    side."""
     rows, blocks = scales.shape
     padded = np.zeros((-(-rows // 128) * 128, -(-blocks // 4) * 4), np.float32)
     padded[:rows, :blocks] = scales
