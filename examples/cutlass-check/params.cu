@@ -49,6 +49,18 @@ static void buffer(T& pointer, unsigned long long number) {
     pointer = (T)(0x7b0000000000ull + (number << 32));
 }
 
+// The scales of a GEMM that has some. A template, since others lack the very names.
+template <class Mainloop, class Arguments>
+static void scales(Arguments& loop, int m, int n, int k) {
+    if constexpr (Gemm::scaled) {
+        using Scales = typename Mainloop::Sm1xxBlkScaledConfig;
+        buffer(loop.ptr_SFA, 5);
+        buffer(loop.ptr_SFB, 6);
+        loop.layout_SFA = Scales::tile_atom_to_shape_SFA(cute::make_shape(m, n, k, 1));
+        loop.layout_SFB = Scales::tile_atom_to_shape_SFB(cute::make_shape(m, n, k, 1));
+    }
+}
+
 int main(int argc, char** argv) {
     if (argc != 7) return std::fprintf(stderr, "usage: params M N K ALPHA BETA MULTIPROCESSORS\n"), 2;
     int m = std::atoi(argv[1]), n = std::atoi(argv[2]), k = std::atoi(argv[3]), sms = std::atoi(argv[6]);
@@ -60,13 +72,7 @@ int main(int argc, char** argv) {
     buffer(loop.ptr_B, 2);
     loop.dA = cutlass::make_cute_packed_stride(typename Kernel::StrideA{}, {m, k, 1});
     loop.dB = cutlass::make_cute_packed_stride(typename Kernel::StrideB{}, {n, k, 1});
-    if constexpr (Gemm::scaled) {
-        using Scales = typename Kernel::CollectiveMainloop::Sm1xxBlkScaledConfig;
-        buffer(loop.ptr_SFA, 5);
-        buffer(loop.ptr_SFB, 6);
-        loop.layout_SFA = Scales::tile_atom_to_shape_SFA(cute::make_shape(m, n, k, 1));
-        loop.layout_SFB = Scales::tile_atom_to_shape_SFB(cute::make_shape(m, n, k, 1));
-    }
+    scales<typename Kernel::CollectiveMainloop>(loop, m, n, k);
     args.epilogue.thread.alpha = float(std::atof(argv[4]));
     args.epilogue.thread.beta = float(std::atof(argv[5]));
     buffer(args.epilogue.ptr_C, 3);
