@@ -531,8 +531,11 @@ save("ptx", "debug", entry(
     ".param .align 64 .b8 m[128], .param .u64 .ptr .global .align 1 q") +
     b'.file 1 "a/b.py"\n.section .debug_str\n{\n$s:\n.b8 99,100,0\n}\n.section .debug_abbrev { .b8 1\n.b8 2 }\n')
 save("ptx", "variables", entry(
-    ".shared .align 8 .b8 s[64];\n.local .b32 l[4];\n.reg .b32 r; mov.b32 r, s; mov.b32 r, dyn+16; ret;",
+    ".shared .align 8 .b8 s[64];\n.local .b32 l[4];\n.reg .b32 r; .reg .b64 d; mov.b32 r, s; mov.b32 r, dyn+16; mov.u64 d, l; ret;",
     head=HEAD + ".extern .shared .align 16 .b8 dyn[];\n.global .align 4 .u32 g[2] = {1, 0xff};\n.const .f32 c = 0f3F800000;\n"))
+save("ptx", "unused_variable", entry(".global .align 4 .u32 g[2] = {1, 0xff};\n.local .b32 l[4];\nret;"))
+# Logic is of bits: no assembler takes this, and a number with a sign is another one without.
+save("ptx", "logic_of_numbers", entry(REGS + "and.s32 %r2, %r1, -3; ret;"))
 # A name of the function's hides the module's, which nobody uses then.
 save("ptx", "hidden_name", entry(
     ".shared .align 8 .b8 s[64];\n.reg .b32 r; mov.b32 r, s; ret;", head=HEAD + ".const .f32 s = 0f3F800000;\n"))

@@ -152,7 +152,7 @@ impl<'t> Lower<'_, 't> {
     fn bit_field(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
         use crate::types::Operand::Imm;
         let (word, all) = (DataType::U32, u64::MAX);
-        let ty = words.bits().filter(|ty| matches!(ty, DataType::U32 | DataType::U64)).ok_or(Refusal::Unknown)?;
+        let ty = words.untyped().filter(|ty| ty.bits() > 16).ok_or(Refusal::Unknown)?;
         let (dst, fields, first, count) = match operands {
             [dst, a, b, first, count] if opcode == "bfi" => (dst, Some((a, b)), first, count),
             [dst, first, count] if opcode == "bmsk" => (dst, None, first, count),
@@ -246,7 +246,7 @@ impl<'t> Lower<'_, 't> {
 
     fn unary(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
         let bits_only = matches!(opcode, "not" | "popc" | "clz" | "brev");
-        let ty = if bits_only { words.bits() } else { words.number() }.ok_or(Refusal::Unknown)?;
+        let ty = if bits_only { words.untyped() } else { words.number() }.ok_or(Refusal::Unknown)?;
         let (mode, rounded) = mode(words);
         let (_, approx, exact) = UNARY.iter().find(|(name, ..)| *name == opcode).ok_or(Refusal::Unknown)?;
         let op = if words.take("approx") { *approx } else { *exact }.ok_or(Refusal::Unknown)?;
@@ -262,7 +262,11 @@ impl<'t> Lower<'_, 't> {
     fn binary(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<Arith, Refusal> {
         let bitwise = BITWISE.iter().find(|(name, ..)| *name == opcode).map(|(_, op, _)| *op);
         let bitwise = bitwise.or((opcode == "shl").then_some(BinaryOp::Shl));
-        let ty = if bitwise.is_some() || opcode == "shr" { words.bits() } else { words.number() };
+        let ty = match opcode {
+            _ if bitwise.is_some() => words.untyped(),
+            "shr" => words.bits(),
+            _ => words.number(),
+        };
         let ty = ty.ok_or(Refusal::Unknown)?;
         // Without a direction floats are rounded to nearest, and may be fused with a neighbour, which no kernel may
         // rely on.
@@ -301,12 +305,12 @@ impl<'t> Lower<'_, 't> {
         if opcode == "lop3" {
             let [dst, a, b, c, table] = self.exactly(operands)?;
             let table = u8::try_from(self.constant(table)?).map_err(|_| Refusal::Unknown)?;
-            words.bits().filter(|ty| *ty == DataType::U32).ok_or(Refusal::Unknown)?;
+            words.untyped().filter(|ty| *ty == DataType::U32).ok_or(Refusal::Unknown)?;
             let (ty, mode, dst) = (DataType::U32, FloatMode::PLAIN, self.register(dst, Bank::B32)?);
             let [a, b, c] = [self.value(a, ty)?, self.value(b, ty)?, self.value(c, ty)?];
             return Ok(Arith::Ternary { op: TernaryOp::Lop3(table), ty, mode, dst, a, b, c });
         }
-        let ty = if matches!(opcode, "prmt" | "shf") { words.bits() } else { words.number() };
+        let ty = if matches!(opcode, "prmt" | "shf") { words.untyped() } else { words.number() };
         let ty = ty.ok_or(Refusal::Unknown)?;
         let (mode, rounded) = mode(words);
         let word = ty == DataType::U32;

@@ -243,7 +243,24 @@ pub(super) fn lower<'t>(
         lower.guard = None;
         lower.emit(Control::Exit);
     }
+    keep_used_variables(&mut lower.kernel);
     Ok(lower.kernel)
+}
+
+/// What is declared in a function and never referred to is none of the kernel's variables, as in the module.
+fn keep_used_variables(kernel: &mut Kernel) {
+    let mut used = vec![false; kernel.variables.len()];
+    let mut each = |change: &mut dyn FnMut(&mut u32)| {
+        for instr in &mut kernel.body {
+            if let Op::Arith(Arith::VariableAddress { variable, .. }) = &mut instr.op {
+                change(variable);
+            }
+        }
+    };
+    each(&mut |variable| used[*variable as usize] = true);
+    each(&mut |variable| *variable = used[..*variable as usize].iter().filter(|used| **used).count() as u32);
+    let mut used = used.into_iter();
+    kernel.variables.retain(|_| used.next().unwrap_or_default());
 }
 
 /// Threads of a block, and what else a launch must be.

@@ -58,14 +58,14 @@ impl<'t> Words<'t> {
         self.last(number)
     }
 
-    /// The type that moves and logic name last, of which the width counts.
+    /// The type that moves name last, of which the width counts.
     pub(super) fn bits(&mut self) -> Option<DataType> {
-        self.last(|word| match word {
-            "b16" => Some(DataType::U16),
-            "b32" => Some(DataType::U32),
-            "b64" => Some(DataType::U64),
-            _ => number(word),
-        })
+        self.last(|word| untyped(word).or_else(|| number(word)))
+    }
+
+    /// The type that logic names last: bits, and no numbers.
+    pub(super) fn untyped(&mut self) -> Option<DataType> {
+        self.last(untyped)
     }
 
     /// A window of memory.
@@ -82,6 +82,16 @@ impl<'t> Words<'t> {
     pub(super) fn scope(&mut self) -> Option<Scope> {
         let all = [Scope::Block, Scope::Cluster, Scope::Gpu, Scope::System];
         self.find(|word| all.into_iter().find(|scope| print::scope(*scope) == word))
+    }
+}
+
+/// Bits by the word for them.
+fn untyped(word: &str) -> Option<DataType> {
+    match word {
+        "b16" => Some(DataType::U16),
+        "b32" => Some(DataType::U32),
+        "b64" => Some(DataType::U64),
+        _ => None,
     }
 }
 
