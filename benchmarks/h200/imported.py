@@ -175,7 +175,7 @@ research_below = 0.0
 [settings.referee.timing]
 looks = [3]
 quartets_per_process = 1
-sample_jobs = 20
+sample_jobs = 8
 
 [settings.referee.checking]
 held_out = 1

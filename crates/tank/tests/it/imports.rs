@@ -74,6 +74,19 @@ fn a_module_is_compared_with_one_that_has_its_weights() {
     }
 }
 
+/// A copy of the data takes time, and whoever is compared with it would gain that.
+#[test]
+fn a_baseline_gets_copies_only_if_it_writes_to_its_data() {
+    let Some((python, readable)) = python() else { return };
+    for (of, copies) in [("modules/gated.py", "False"), ("modules/in_place.py", "True"), ("scaled", "False")] {
+        let folder = tempfile::tempdir().unwrap();
+        Imported::read(&problems(of), None).unwrap().write(folder.path(), &python, &readable).unwrap();
+        let ask = "import baseline_submission as it; print(it.custom_kernel is it.reference.ref_kernel)";
+        let said = Command::new(&python).args(["-c", ask]).current_dir(folder.path()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), copies, "{of}: {said:?}");
+    }
+}
+
 #[test]
 fn a_task_brings_its_own_submission() {
     let found = Imported::read(Path::new(&problems("task")), None).unwrap();

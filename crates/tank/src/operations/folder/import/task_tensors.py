@@ -46,6 +46,14 @@ def module(name, path=None):
     return found
 
 
+def first_problem():
+    """The sizes that the operation's description lists first."""
+    import tomllib
+
+    about = tomllib.loads((pathlib.Path(__file__).parent / "operation.toml").read_text())
+    return (about.get("edge") or about["problem"])[0]["sizes"]
+
+
 def size(numbers):
     """What numbers are like: the root of their mean square, of those that are numbers."""
     known = numbers[numbers.isfinite()]
