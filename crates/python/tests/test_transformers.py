@@ -1,6 +1,7 @@
 """NVFP4 checkpoints in transformers: models written by ModelOpt and compressed-tensors themselves (``data/make.py``),
 held against the same models with weights expanded."""
 
+import contextlib
 import copy
 import json
 import shutil
@@ -374,6 +375,81 @@ def test_a_model_on_a_gpu_computes_what_the_expanded_one_does(name, tmp_path):
     assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
     generated = model.generate(TOKENS.cuda(), max_new_tokens=12, do_sample=False)
     assert torch.equal(generated, model.generate(TOKENS.cuda(), max_new_tokens=12, do_sample=False))
+
+
+@pytest.mark.skipif(not GPU, reason="no GPU that this package can use")
+@pytest.mark.parametrize("name", ["modelopt_llama", "modelopt_qwen3_moe"])
+def test_replayed_steps_are_those_that_were_queued(name):
+    model = transformers.AutoModelForCausalLM.from_pretrained(DATA / name, dtype=torch.bfloat16, device_map="auto")
+    asked = {"max_new_tokens": 12, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    queued = model.generate(TOKENS.cuda(), **asked, cache_implementation="static", disable_compile=True)
+    hammerhead.transformers.replay_steps(model)
+    for _ in range(2):
+        replayed = model.generate(TOKENS.cuda(), **asked)
+        assert torch.equal(replayed.sequences, queued.sequences)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(replayed.logits, queued.logits, strict=True))
+
+
+class Recorded:
+    """A graph as torch's are: what was called while it was recorded is called again on the same tensors."""
+
+    calls = []
+
+    def replay(self):
+        self.again()
+        Recorded.calls.append(self)
+
+
+def recorded_by_calling(monkeypatch):
+    """Lets processors record: a call is made, what it did to the cache is undone, and it is made again to replay it."""
+    steps = hammerhead.transformers._steps
+    plain, record = steps._shape, steps.Step.record
+
+    def recorded(step, forward, arguments):
+        layers = arguments["past_key_values"].layers
+        before = [[part.clone() for part in (layer.keys, layer.values, layer.cumulative_length)] for layer in layers]
+        record(step, forward, arguments)
+        for layer, parts in zip(layers, before):
+            for part, old in zip((layer.keys, layer.values, layer.cumulative_length), parts):
+                part.copy_(old)
+        held = {**step.arguments, "past_key_values": arguments["past_key_values"]}
+
+        def again():
+            for name, value in forward(**held).items():
+                if name in step.outputs:
+                    step.outputs[name].copy_(value)
+
+        step.graph.again = again
+
+    monkeypatch.setattr(steps, "_shape", lambda value: (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else plain(value))
+    monkeypatch.setattr(steps.Step, "record", recorded)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(steps, "_is_on_gpu", lambda model: True)
+
+
+def test_steps_are_recorded_once_per_cache_and_replayed(monkeypatch):
+    model = loaded(DATA / "modelopt_qwen3_moe")
+    asked = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(TOKENS)}
+    queued = model.generate(TOKENS, **asked, cache_implementation="static")
+    recorded_by_calling(monkeypatch)
+    hammerhead.transformers.replay_steps(model)
+    for graphs in (1, 2):
+        assert torch.equal(model.generate(TOKENS, **asked), queued)
+        # Of twelve tokens the prompt gives one, and the first step is queued.
+        assert len(Recorded.calls) == 10 * graphs and len(set(Recorded.calls)) == graphs
+    # Without a cache of fixed size nothing is recorded.
+    with torch.inference_mode():
+        model(input_ids=TOKENS[:, :1], past_key_values=transformers.DynamicCache(), use_cache=True)
+    assert len(Recorded.calls) == 20
+
+
+def test_a_processors_steps_are_not_replayed():
+    with pytest.raises(ValueError, match="replay_steps: the model is on cpu"):
+        hammerhead.transformers.replay_steps(loaded(DATA / "modelopt_llama"))
+    with pytest.raises(SystemExit, match="replay_steps: the model is on cpu"):
+        main([str(DATA / "modelopt_llama"), "--prompt", "3", "--replay"])
 
 
 def test_experts_of_a_plain_model_are_quantised_when_asked(tmp_path):

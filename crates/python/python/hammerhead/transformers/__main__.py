@@ -18,7 +18,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer, TextStreamer
 
-from hammerhead.transformers import NvFp4Config
+from hammerhead.transformers import NvFp4Config, replay_steps
 
 
 class Stopwatch(BaseStreamer):
@@ -61,6 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto", help="of activations: auto, bfloat16, float16 or float32")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
     parser.add_argument("--gpu-budget", help="what weights may take of the GPU, as 60GB; experts beyond it are the CPU's")
+    parser.add_argument("--replay", action="store_true", help="replay CUDA graphs for single tokens, on a GPU, instead of queueing them from Python")
     parser.add_argument("--precision", default="exact", choices=["exact", "fp8"], help="of gated MLPs and experts: fp8 changes results, and needs a Hopper GPU")
     options = parser.parse_args(arguments)
     local = Path(options.model).exists()
@@ -72,6 +73,8 @@ def main(arguments: list[str] | None = None) -> None:
         asked = {} if usual else {"quantization_config": NvFp4Config(gpu_budget=options.gpu_budget, precision=options.precision)}
         device = None if options.device == "cpu" else options.device
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype, device_map=device, **asked)
+        if options.replay:
+            replay_steps(model)
     except (OSError, ValueError) as error:
         sys.exit(f"{options.model}: {error}" if local else f"{options.model}: no such folder; as a name on the hub: {error}")
     loaded = time.perf_counter() - begun
