@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import save_file
 
-from hammerhead._cost import Layer
+from hammerhead._cost import Layer, _fit
 from hammerhead.budget import Machine, Model, main, parsed_bytes, predict
 
 MODEL = Model(layers=10, experts=64, top_k=4, hidden=1024, expert_bytes=10**6, beside_bytes=10**9)
@@ -52,6 +52,14 @@ def test_hits_beyond_the_even_share_are_faster():
     half = ALL - 320 * 10**6
     times = [predict(MODEL, machine(), half, hit=hit).seconds for hit in (0.5, 0.8, 1.0)]
     assert times == sorted(times, reverse=True) and predict(MODEL, machine(), half, hit=1.0).host == 0
+
+
+def test_a_fit_is_what_was_measured_and_never_below_zero():
+    calls = [(1, 1), (1, 64), (8, 8), (8, 512)]
+    assert _fit([(1.0, active, rows, 5 + 3 * active + rows / 2) for active, rows in calls]) == pytest.approx((5, 3, 0.5))
+    # By least squares alone a call would cost less than nothing.
+    fixed, stream, row = _fit([(1.0, active, rows, 3 * active + rows / 2 - 0.1 * (active == 1)) for active, rows in calls])
+    assert fixed == 0 and stream == pytest.approx(3, rel=0.05) and row == pytest.approx(0.5, rel=0.05)
 
 
 def test_what_a_program_does_around_experts_is_added():

@@ -136,8 +136,18 @@ def measure_calls(
 
 
 def _fit(points: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:
-    """Fixed, per expert and per row, with least relative errors; none below zero."""
+    """Fixed, per expert and per row, with least relative errors; none below zero. What would be is left out of the fit,
+    so that the others make up for it."""
     table = torch.tensor(points, dtype=torch.float64)
     table = table / table[:, 3:]
-    found = torch.linalg.lstsq(table[:, :3], table[:, 3:]).solution.reshape(-1).clamp_min(0.0).tolist()
-    return found[0], found[1], found[2]
+    best, error = (0.0, 0.0, 0.0), float("inf")
+    for kept in itertools.product((False, True), repeat=3):
+        columns = [column for column, is_kept in enumerate(kept) if is_kept]
+        if not columns:
+            continue
+        found = torch.linalg.lstsq(table[:, columns], table[:, 3:]).solution
+        off = (table[:, columns] @ found - table[:, 3:]).square().sum().item()
+        if (found >= 0).all() and off < error:
+            values = dict(zip(columns, found.reshape(-1).tolist()))
+            best, error = (values.get(0, 0.0), values.get(1, 0.0), values.get(2, 0.0)), off
+    return best
