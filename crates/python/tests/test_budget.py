@@ -43,6 +43,17 @@ def test_the_slower_place_says_how_long_a_layer_takes():
     assert slow.seconds > 10 * 2 > step.seconds
 
 
+def test_whole_layers_go_to_the_host_less_often():
+    half = ALL - 320 * 10**6
+    step = predict(MODEL, machine(), half, whole_layers=True)
+    assert step.resident == step.hit == 0.5 and step.host == pytest.approx(5 * (1e-5 + 4 * 1e-5 + 4 * 1e-7))
+    ends = [predict(MODEL, machine(), budget).seconds for budget in (ALL, MODEL.beside_bytes)]
+    assert step.seconds == pytest.approx(sum(ends) / 2)
+    assert step.seconds < predict(MODEL, machine(), half).seconds
+    part = predict(MODEL, machine(), half + 16 * 10**6, whole_layers=True)
+    assert part.resident == pytest.approx(0.525)
+
+
 def test_many_tokens_ask_for_all_experts_once():
     step = predict(MODEL, machine(), MODEL.beside_bytes, tokens=10_000)
     assert step.host == pytest.approx(10 * (1e-5 + 64 * 1e-5 + 40_000 * 1e-7))

@@ -495,6 +495,15 @@ def test_a_budget_is_bytes_or_a_number_with_a_unit():
     assert config().gpu_budget is None and "gpu_budget" not in config(gpu_budget="1GB").to_dict()
 
 
+def test_whole_layers_take_a_budget_in_order():
+    from hammerhead.transformers._quantizer import shared_in_order
+
+    layers = {"first": 1600, "second": 1600, "third": 1600}
+    assert shared_in_order(layers, 10**6) == {}
+    assert shared_in_order(layers, 1000) == {"second": 91, "third": 0}
+    assert shared_in_order(layers, 0) == dict.fromkeys(layers, 0)
+
+
 def test_fp8_is_asked_for_by_the_user_and_never_by_a_file(tmp_path):
     with pytest.raises(ValueError, match="ask for exact"):
         loaded(DATA / "modelopt_llama", quantization_config=hammerhead.transformers.NvFp4Config(precision="fp8"))

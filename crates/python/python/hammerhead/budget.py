@@ -131,17 +131,21 @@ class Prediction:
         return self.tokens / self.seconds
 
 
-def predict(model: Model, machine: Machine, budget: int, *, tokens: int = 1, hit: float | None = None) -> Prediction:
+def predict(
+    model: Model, machine: Machine, budget: int, *, tokens: int = 1, hit: float | None = None, whole_layers: bool = False
+) -> Prediction:
     """What a step of so many tokens takes, where weights may take ``budget`` bytes of the GPU.
 
     ``hit``: the part of the experts asked for that lie there; as large as the part that lies there if not given, as of
-    routing at random.
+    routing at random. ``whole_layers``: the first layers' experts lie there, and not a part of every layer's.
     """
     experts = model.layers * model.experts * model.expert_bytes
     resident = min(1.0, max(0, budget - model.beside_bytes) / experts)
     # Whole experts of every layer, as a layer's share of the budget holds.
-    resident = int(resident * model.experts + 1e-9) / model.experts
-    hit = resident if hit is None or resident in (0.0, 1.0) else hit
+    shares = [resident] * model.layers
+    if whole_layers:
+        shares = [min(1.0, max(0.0, resident * model.layers - layer)) for layer in range(model.layers)]
+    shares = [int(share * model.experts + 1e-9) / model.experts for share in shares]
 
     def part(layer: Layer, experts: float, asked: float) -> float:
         """A layer's share that so many experts compute, of so many rows asked for."""
@@ -151,12 +155,13 @@ def predict(model: Model, machine: Machine, budget: int, *, tokens: int = 1, hit
         return layer.active_seconds(active, asked)
 
     asked = tokens * model.top_k
-    host = part(machine.host, model.experts * (1 - resident), asked * (1 - hit))
-    gpu = part(machine.gpu, model.experts * resident, asked * hit)
-    per_layer = max(host + (machine.away if host else 0.0), gpu) + machine.rest
-    beside = model.beside_bytes * machine.gpu.stream / model.expert_bytes
-    seconds = model.layers * per_layer + beside
-    return Prediction(resident, hit, model.layers * host, model.layers * (gpu + machine.rest) + beside, seconds, tokens)
+    hits = [share if hit is None or share in (0.0, 1.0) else hit for share in shares]
+    host = [part(machine.host, model.experts * (1 - share), asked * (1 - hit)) for share, hit in zip(shares, hits)]
+    gpu = [part(machine.gpu, model.experts * share, asked * hit) for share, hit in zip(shares, hits)]
+    layers = sum(max(away + (machine.away if away else 0.0), here) for away, here in zip(host, gpu))
+    beside = model.beside_bytes * machine.gpu.stream / model.expert_bytes + model.layers * machine.rest
+    mean = [sum(values) / model.layers for values in (shares, hits)]
+    return Prediction(mean[0], mean[1], sum(host), sum(gpu) + beside, layers + beside, tokens)
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -180,6 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m hammerhead.budget", description=__doc__.splitlines()[0])
     parser.add_argument("model", help="the folder of a checkpoint")
     parser.add_argument("--gpu-budget", default="0GB,24GB,48GB,80GB,141GB", help="what weights may take of the GPU; several with commas")
+    parser.add_argument("--whole-layers", action="store_true", help="the first layers' experts lie on the GPU, and not a part of every layer's")
     parser.add_argument("--tokens", default="1", help="sequences that are generated at a time; several with commas")
     parser.add_argument("--hit", type=float, help="the part of the experts asked for that the GPU holds, if routing is not even")
     parser.add_argument("--top-k", type=int, help="experts that compute a token, if the configuration does not say it")
@@ -223,7 +229,7 @@ def report(options: argparse.Namespace) -> str:
     ]
     for budget in budgets:
         for tokens in steps:
-            step = predict(model, machine, budget, tokens=tokens, hit=options.hit)
+            step = predict(model, machine, budget, tokens=tokens, hit=options.hit, whole_layers=options.whole_layers)
             note = "" if budget >= model.beside_bytes else "  too little for what is no expert"
             lines.append(
                 f"{budget / 1e9:9.1f} {step.resident:7.0%} {step.hit:6.0%} {tokens:6} {step.host * 1e3:8.2f} {step.gpu * 1e3:8.2f} "

@@ -31,7 +31,9 @@ class NvFp4Config(QuantizationConfigMixin):
     quantised. ``unchecked`` replaces modules without running a twin of them first: it names modules or their classes,
     each with its gate, as ``{"LlamaMLP": "silu"}``. ``gpu_budget`` is what weights may take of a GPU's memory, in
     bytes or as ``"60GB"``: experts beyond it stay in the host's memory, every layer's alike, and the processor computes
-    them while the GPU computes the others. ``precision`` and ``intermediate`` are those of :class:`hammerhead.Mlp` and
+    them while the GPU computes the others. With ``whole_layers`` the first layers' experts go to the GPU as long as
+    there is room and the last layers' to the host: a token then goes to the host less often, but which experts lie
+    where can no longer follow what tokens ask for. ``precision`` and ``intermediate`` are those of :class:`hammerhead.Mlp` and
     :class:`hammerhead.Experts`, for all gated MLPs and experts; other linear layers stay exact.
     """
 
@@ -40,6 +42,7 @@ class NvFp4Config(QuantizationConfigMixin):
         quant_method: str = MODELOPT,
         unchecked: Mapping[str, str] | None = None,
         gpu_budget: int | str | None = None,
+        whole_layers: bool = False,
         precision: Literal["exact", "fp8"] = "exact",
         intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
         **kept: Any,
@@ -47,6 +50,7 @@ class NvFp4Config(QuantizationConfigMixin):
         self.quant_method = quant_method
         self.unchecked = dict(unchecked or {})
         self.gpu_budget = None if gpu_budget is None else parsed_bytes(gpu_budget)
+        self.whole_layers = whole_layers
         self.layers = LayerOptions(precision=precision, intermediate=intermediate)
         self.kept = kept
 
@@ -60,7 +64,8 @@ class NvFp4Config(QuantizationConfigMixin):
 
     def ask_as(self, other: NvFp4Config) -> None:
         """Takes over from another what its user asked for, and the files do not say."""
-        self.unchecked, self.gpu_budget, self.layers = other.unchecked, other.gpu_budget, other.layers
+        self.unchecked, self.layers = other.unchecked, other.layers
+        self.gpu_budget, self.whole_layers = other.gpu_budget, other.whole_layers
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.kept, "quant_method": self.quant_method}
@@ -155,22 +160,27 @@ class NvFp4Quantizer(HfQuantizer):
             model.set_submodule(name, Fp8Linear(layer, model.get_submodule(name), files, stem))
         for name, (form, projections) in self.plan.mlps.items():
             model.set_submodule(name, NvFp4Mlp(mlp(projections, form.gate, backend(name)), model.get_submodule(name)))
-        share = self._share(model)
+        shares = self._shares(model)
         for name, (routed, each) in self.plan.experts.items():
-            gpu_bytes = share if backend(name) is not None else None
+            gpu_bytes = shares.get(name) if backend(name) is not None else None
             experts = Experts._named(checkpoint, each, routed.gate, **asked, backend=backend(name), gpu_bytes=gpu_bytes)
             model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
 
-    def _share(self, model: Any) -> int | None:
-        """What each layer of experts may take of a GPU's memory, when all other weights lie there."""
+    def _shares(self, model: Any) -> dict[str, int]:
+        """What layers of experts may take of a GPU's memory, when all other weights lie there; those that are not named
+        go there whole."""
         budget: int | None = self.quantization_config.gpu_budget
         if budget is None or not self.plan.experts:
-            return None
+            return {}
         # Experts have their parameters still; what else was packed has none.
         inside = tuple(f"{name}." for name in self.plan.experts)
         others = {name: parameter for name, parameter in model.named_parameters() if not name.startswith(inside)}
         beside = packed_bytes(model) + sum(other.numel() * other.element_size() for other in others.values())
-        return max(0, budget - beside) // len(self.plan.experts)
+        left = max(0, budget - beside)
+        if not self.quantization_config.whole_layers:
+            return dict.fromkeys(self.plan.experts, left // len(self.plan.experts))
+        sizes = {name: sum(part.numel() for part in model.get_submodule(name).parameters()) for name in self.plan.experts}
+        return shared_in_order(sizes, left)
 
     def _expanded_names(self) -> list[str]:
         return [target for origin in self.plan.expanded for target in origin.targets]
@@ -218,6 +228,20 @@ class NvFp4Quantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+def shared_in_order(elements: Mapping[str, int], left: int) -> dict[str, int]:
+    """The bytes that are left for layers of so many elements, where the first go to the GPU whole and are not named, the
+    next one has what remains, and those after it have nothing."""
+    shares: dict[str, int] = {}
+    for name, count in elements.items():
+        # Nine bytes for sixteen elements, and a hundredth for what an expert has beside them.
+        needed = count * 9 // 16 * 101 // 100
+        if shares or needed > left:
+            shares[name], left = left, 0
+        else:
+            left -= needed
+    return shares
 
 
 def _leave_uninitialised(model: Any, name: str) -> None:
