@@ -277,7 +277,11 @@ impl HostExperts {
         }
         if let Some(shared) = &self.shared {
             let as_tokens = LayerShape { activation: shape.activation, ..*shared.shape() };
-            view = view.with_shared(Arc::new(shared.seen_as(as_tokens)?))?;
+            let mut shared = shared.seen_as(as_tokens)?;
+            if let Some(adapters) = adapters.and_then(|adapters| adapters.shared()) {
+                shared = shared.adapted(Arc::clone(adapters))?;
+            }
+            view = view.with_shared(Arc::new(shared))?;
         }
         views.push(Arc::new(view));
         Ok(Arc::clone(&views[views.len() - 1]))

@@ -52,12 +52,15 @@ pub struct DeviceAdapters {
     places: AdapterPlaces,
     memory: Vec<DeviceMemory>,
     readers: Readers,
+    /// What they add to the layer's shared expert, if anything.
+    shared: Option<Arc<DeviceAdapters>>,
 }
 
 impl DeviceAdapters {
     /// Puts adapters into a device's memory, for a layer with this gate.
     pub fn new(device: usize, adapters: &Adapters, gate: Gate) -> Result<Self> {
         graveyard::sweep();
+        let shared = adapters.shared().map(|shared| Self::new(device, shared, gate).map(Arc::new)).transpose()?;
         let (device, packed) = (Device::of(device)?, PackedAdapters::new(adapters, gate)?);
         let (stream, mut memory) = (Stream::new(device.context)?, Vec::new());
         let places = packed.placed(|bytes| {
@@ -66,12 +69,18 @@ impl DeviceAdapters {
             memory.push(placed);
             Ok::<u64, Error>(address)
         })?;
-        Ok(Self { shape: packed.shape, places, memory, readers: Readers::default() })
+        Ok(Self { shape: packed.shape, places, memory, readers: Readers::default(), shared })
+    }
+
+    /// What they add to the layer's shared expert, if anything.
+    pub fn shared(&self) -> Option<&Arc<DeviceAdapters>> {
+        self.shared.as_ref()
     }
 
     /// Bytes of the device's memory that they take.
     pub fn bytes(&self) -> usize {
-        self.memory.iter().map(DeviceMemory::bytes).sum()
+        let own: usize = self.memory.iter().map(DeviceMemory::bytes).sum();
+        own + self.shared.as_ref().map_or(0, |shared| shared.bytes())
     }
 }
 
@@ -318,7 +327,7 @@ impl DeviceExperts {
             adapters.readers.add(stream);
         }
         if let Some(shared) = &self.shared {
-            shared.memory.readers.add(stream);
+            shared.read_by(stream);
         }
     }
 

@@ -13,7 +13,8 @@
 //! experts or to the cast. A is given what its matrix is given, but for an input scale (AWQ), which belongs to the
 //! packed weights: the tokens, times their weights where these multiply inputs, and what stands between the products,
 //! rounded as the layer's [`Intermediate`](crate::Intermediate) says. That is not NVFP4, which has no adapters.
-//! Adapters' numbers are taken as they are, in f16, bf16 or f32, each exactly a number of f32.
+//! Adapters' numbers are taken as they are, in f16, bf16 or f32, each exactly a number of f32. A shared expert has
+//! pairs of its own, and a token's adapter is the same there.
 //!
 //! **The bound.** Write ε = 2⁻²⁴. A sum of n products in f32, fused or not, in any order, is off by less than
 //! (n + 1)·ε·Σ|products| (Higham's γ, with room for its second order while n ≤ 2¹⁶). So A·x is off by (k + 1)·ε·|A|·|x|
@@ -153,6 +154,8 @@ pub struct Adapters {
     all: Vec<Adapter>,
     experts: usize,
     widths: [usize; 3],
+    /// What they add to the layer's shared expert, as adapters of a layer of one.
+    shared: Option<Box<Adapters>>,
 }
 
 impl Adapters {
@@ -179,7 +182,27 @@ impl Adapters {
                 }
             }
         }
-        Ok(Self { all, experts, widths })
+        Ok(Self { all, experts, widths, shared: None })
+    }
+
+    /// The same with what each of them adds to the layer's shared expert, in their order: adapters of a layer of one.
+    pub fn with_shared(self, shared: Adapters) -> Result<Self> {
+        if shared.len() != self.len() {
+            let expected = format!("{}, as many as of its experts,", self.len());
+            return Err(mismatch("the number of adapters of a shared expert", shared.len(), expected));
+        }
+        let outer = |adapters: &Adapters| [adapters.widths[0], adapters.widths[2]];
+        if shared.experts != 1 || outer(&shared) != outer(&self) {
+            let found = format!("{} experts of widths {:?}", shared.experts, shared.widths);
+            let expected = format!("one expert that takes and leaves widths {:?}", outer(&self));
+            return Err(mismatch("the adapters of a shared expert", found, expected));
+        }
+        Ok(Self { shared: Some(Box::new(shared)), ..self })
+    }
+
+    /// What they add to the layer's shared expert, if anything.
+    pub fn shared(&self) -> Option<&Adapters> {
+        self.shared.as_deref()
     }
 
     /// How many there are.
@@ -204,7 +227,8 @@ impl Adapters {
 
     /// The largest rank of any pair.
     pub fn rank(&self) -> usize {
-        self.pairs().map(LowRank::rank).max().unwrap_or(0)
+        let own = self.pairs().map(LowRank::rank).max().unwrap_or(0);
+        self.shared().map_or(own, |shared| own.max(shared.rank()))
     }
 
     /// Every adapter.
@@ -314,5 +338,13 @@ mod tests {
         assert!(Adapted::new(Arc::clone(adapted.adapters()), &[-2]).is_err());
         assert!(adapters(48, 1.0).unwrap_err().to_string().contains("32×48"));
         assert!(adapters(16, f32::NAN).unwrap_err().to_string().contains("scaling"));
+        let shared = |count, experts, widths| {
+            let each = Adapter { scaling: 1.0, experts: vec![[None, None, None]; experts] };
+            adapters(16, 1.0).unwrap().with_shared(Adapters::new(vec![each; count], experts, widths).unwrap())
+        };
+        assert!(shared(1, 1, [16, 48, 16]).is_ok());
+        assert!(shared(2, 1, [16, 48, 16]).unwrap_err().to_string().contains("number of adapters"));
+        assert!(shared(1, 2, [16, 48, 16]).unwrap_err().to_string().contains("one expert"));
+        assert!(shared(1, 1, [32, 48, 16]).unwrap_err().to_string().contains("[16, 16]"));
     }
 }

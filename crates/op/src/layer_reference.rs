@@ -70,7 +70,13 @@ impl LayerReference<'_, '_> {
         let mut out = vec![Combined::default(); width];
         let adapted = self.routed.adapters().and_then(|adapted| Some((adapted.adapters(), adapted.of(token)?)));
         let mut compute = |mlp: &MlpWeights<'_>, expert: Option<usize>, factor: Option<f32>, weight: Bounded| {
-            let deltas = |projection| adapted.and_then(|(all, adapter)| all.pair(adapter, expert?, projection));
+            let deltas = |projection| {
+                let (all, adapter) = adapted?;
+                match expert {
+                    Some(expert) => all.pair(adapter, expert, projection),
+                    None => all.shared()?.pair(adapter, 0, projection),
+                }
+            };
             // What is rounded to e4m3 does not depend on the weight, which multiplies the sums.
             let (factor, of_sums) = if self.precision == Precision::Fp8 { (None, factor) } else { (factor, None) };
             let scaled: Vec<f32> = x.iter().map(|&x| x * factor.unwrap_or(1.0)).collect();

@@ -13,8 +13,10 @@ use crate::error::{Error, Result};
 
 /// A and B of one projection.
 type PairParts<'py> = Option<(NumberParts<'py>, NumberParts<'py>)>;
-/// An adapter: its scaling, and the pairs of gate (or the only one), up and down of every expert.
-pub type AdapterParts<'py> = (f32, Vec<(PairParts<'py>, PairParts<'py>, PairParts<'py>)>);
+/// The pairs of gate (or the only one), up and down of an expert.
+type ExpertParts<'py> = (PairParts<'py>, PairParts<'py>, PairParts<'py>);
+/// An adapter: its scaling, and what it adds to every expert and to the shared one.
+pub type AdapterParts<'py> = (f32, Vec<ExpertParts<'py>>, Option<ExpertParts<'py>>);
 
 /// Adapters of a layer, and the same in a GPU's memory once a call has been there.
 #[pyclass(frozen)]
@@ -26,21 +28,28 @@ pub struct Adapters {
 impl Adapters {
     /// Copies arrays of the host's.
     pub fn new(experts: &Experts, parts: Vec<AdapterParts<'_>>) -> Result<Self> {
-        let adapter = |(number, (scaling, experts)): (usize, AdapterParts<'_>)| {
-            let expert = |(expert, (gate, up, down))| -> Result<[Option<LowRank>; 3]> {
-                let of = format!("of expert {expert} of adapter {number}");
-                Ok([
-                    pair(gate, &format!("gate {of}"))?,
-                    pair(up, &format!("up {of}"))?,
-                    pair(down, &format!("down {of}"))?,
-                ])
-            };
+        let adapter = |(number, (scaling, experts, shared)): (usize, AdapterParts<'_>)| {
+            let expert = |(expert, parts)| pairs(parts, &format!("expert {expert} of adapter {number}"));
             let experts = experts.into_iter().enumerate().map(expert).collect::<Result<Vec<_>>>()?;
-            Ok(Adapter { scaling, experts })
+            let of_all = format!("the shared expert of adapter {number}");
+            let shared = shared.map(|parts| pairs(parts, &of_all)).transpose()?;
+            Ok((Adapter { scaling, experts }, shared))
         };
         let all = parts.into_iter().enumerate().map(adapter).collect::<Result<Vec<_>>>()?;
-        let all = Arc::new(hammerhead::Adapters::new(all, experts.count(), experts.widths())?);
-        Ok(Self { all, device: Mutex::default() })
+        let (all, shared): (Vec<Adapter>, Vec<_>) = all.into_iter().unzip();
+        let any_shared = shared.iter().any(Option::is_some);
+        let of_all = all.iter().zip(shared).map(|(adapter, pairs)| {
+            let experts = vec![pairs.unwrap_or([None, None, None])];
+            Adapter { scaling: adapter.scaling, experts }
+        });
+        let of_all: Vec<Adapter> = of_all.collect();
+        let mut all = hammerhead::Adapters::new(all, experts.count(), experts.widths())?;
+        if any_shared {
+            let what = "the shared expert's adapters";
+            let widths = experts.shared_widths().ok_or_else(|| Error::value(what, "the layer has no shared expert"))?;
+            all = all.with_shared(hammerhead::Adapters::new(of_all, 1, widths)?)?;
+        }
+        Ok(Self { all: Arc::new(all), device: Mutex::default() })
     }
 
     /// Those of tokens with these numbers, in the host's memory.
@@ -77,6 +86,15 @@ impl Adapters {
     fn rank(&self) -> usize {
         self.all.rank()
     }
+}
+
+/// The pairs of an expert.
+fn pairs((gate, up, down): ExpertParts<'_>, of: &str) -> Result<[Option<LowRank>; 3]> {
+    Ok([
+        pair(gate, &format!("gate of {of}"))?,
+        pair(up, &format!("up of {of}"))?,
+        pair(down, &format!("down of {of}"))?,
+    ])
 }
 
 /// A pair of arrays.

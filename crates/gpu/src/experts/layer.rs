@@ -436,8 +436,7 @@ pub fn whole_launches(own: Part<'_>, shared: Option<Part<'_>>, call: &LayerCall,
     };
     let results = site.workspace;
     let site = LayerSite { workspace: results + shared_bytes(shape, call.tokens), ..site };
-    let of_all =
-        LayerCall { choice: Choice::Everyone, out: results, addend: None, adapters: 0, placement: None, ..*call };
+    let of_all = LayerCall { choice: Choice::Everyone, out: results, addend: None, placement: None, ..*call };
     let mut all = launches(shared_shape, shared_kernels, shared_weights, &of_all, site).all;
     let call = LayerCall { addend: Some((Output::F32, results)), ..*call };
     let own = launches(shape, kernels, weights, &call, site);

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use format::{Dense, Values};
 use half::{bf16, f16};
 
-use op::{Activation, Choose, Error, HostCall, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Split, Team};
+use op::{
+    Activation, Adapters, Choose, Error, HostCall, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Split,
+    Team,
+};
 use sim::{Gpu, Rules};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
@@ -149,12 +152,16 @@ impl LoadedLayer for SimulatedLayer {
             let (what, found) = ("the layer of the adapters", "experts in two places".to_owned());
             return Err(Error::Mismatch { group: 0, what, found, expected: "all of them on one device".to_owned() });
         }
-        let adapters =
-            adapted.map(|adapted| PackedAdapters::new(adapted.adapters(), self.own.shape.gate)).transpose()?;
-        let adapted_shape = adapters.as_ref().map(|adapters| adapters.shape);
+        let all = adapted.map(|adapted| &**adapted.adapters());
+        let [adapters, shared_adapters] = [all, all.and_then(Adapters::shared)]
+            .map(|all| all.map(|all| PackedAdapters::new(all, self.own.shape.gate)).transpose());
+        let (adapters, shared_adapters) = (adapters?, shared_adapters?);
+        let [adapted_shape, shared_shape] =
+            [&adapters, &shared_adapters].map(|adapters| adapters.as_ref().map(|adapters| adapters.shape));
         let shape = LayerShape { top, on_input, activation, output, adapted: adapted_shape, ..self.own.shape };
         shape.check()?;
-        let shared = self.shared.as_ref().map(|shared| LayerShape { activation, ..shared.shape });
+        let shared =
+            self.shared.as_ref().map(|shared| LayerShape { activation, adapted: shared_shape, ..shared.shape });
         let count = tokens.rows() as u32;
         let kernels = self.kernels(&shape, count)?;
         let shared_kernels = shared.as_ref().map(|shape| self.kernels(shape, count)).transpose()?;
@@ -175,10 +182,11 @@ impl LoadedLayer for SimulatedLayer {
         }
         let mut gpu = Gpu::new(self.on.limits()).with_rules(Rules::Letter);
         let mut own_weights = self.own.placed(&mut gpu)?;
-        if let Some(adapters) = &adapters {
-            own_weights.adapters = adapters.placed(|bytes| Ok::<_, Error>(gpu.upload("adapters", bytes).address))?;
+        let mut shared_weights = self.shared.as_ref().map(|shared| shared.placed(&mut gpu)).transpose()?;
+        let both = [(Some(&mut own_weights), &adapters), (shared_weights.as_mut(), &shared_adapters)];
+        for (weights, adapters) in both.into_iter().filter_map(|(weights, adapters)| weights.zip(adapters.as_ref())) {
+            weights.adapters = adapters.placed(|bytes| Ok::<_, Error>(gpu.upload("adapters", bytes).address))?;
         }
-        let shared_weights = self.shared.as_ref().map(|shared| shared.placed(&mut gpu)).transpose()?;
         let inputs: [(&str, &[u8]); 4] = [
             ("tokens", dense_bytes(tokens)),
             ("ids", bytemuck::cast_slice(ids)),

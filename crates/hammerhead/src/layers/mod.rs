@@ -389,15 +389,20 @@ impl Experts {
 
     /// Whether an expert computes every token beside them.
     pub fn has_shared(&self) -> bool {
-        match &self.products {
-            Products::Engine { shared, .. } => shared.is_some(),
-            Products::Whole(whole) => whole.is_shared(),
-        }
+        self.shared_widths().is_some()
     }
 
     /// The width of tokens, of the intermediate and of results.
     pub fn widths(&self) -> [usize; 3] {
         self.sizes.widths
+    }
+
+    /// The same of the shared expert, if there is one.
+    pub fn shared_widths(&self) -> Option<[usize; 3]> {
+        match &self.products {
+            Products::Engine { shared, .. } => shared.as_ref().map(|shared| shared.stack.widths()),
+            Products::Whole(whole) => whole.shared_widths(),
+        }
     }
 
     /// How it is computed.
@@ -534,7 +539,7 @@ impl Experts {
         let (stack, shared) = match &self.products {
             Products::Engine { stack, shared } => (stack, shared.as_deref()),
             Products::Whole(whole) => {
-                let at_a_time = self.options().tokens(widths, routed.top_k() + usize::from(whole.is_shared()));
+                let at_a_time = self.options().tokens(widths, routed.top_k() + usize::from(self.has_shared()));
                 return pieces(tokens, (target, widths[2]), at_a_time, |tokens, first, target| {
                     whole.run((tokens, first), routed, target)
                 });
@@ -559,6 +564,17 @@ impl Experts {
         if found != expected {
             let (what, [found, expected]) = ("the layer of the adapters", [found, expected].map(described));
             return Err(Error::Mismatch { group: 0, what, found, expected });
+        }
+        if let Some(shared) = adapters.shared() {
+            let (found, expected) = (Some(shared.widths()), self.shared_widths());
+            if found != expected {
+                let of = |widths: Option<[usize; 3]>| match widths {
+                    Some(widths) => format!("a shared expert of widths {widths:?}"),
+                    None => "no shared expert".to_owned(),
+                };
+                let (what, [found, expected]) = ("the layer of the adapters", [found, expected].map(of));
+                return Err(Error::Mismatch { group: 0, what, found, expected });
+            }
         }
         if self.options().intermediate == Intermediate::NvFp4 {
             return Err(Error::AdaptedIntermediate);
@@ -632,7 +648,10 @@ impl Experts {
         }
         if let Some(own) = own {
             shared.resize(tokens.rows() * width, 0.0);
-            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element, adapted: None };
+            let adapted = routed
+                .adapters()
+                .and_then(|all| Some((all.adapters().shared()?, &all.ids()[first..first + tokens.rows()])));
+            let rows = Rows { values: tokens, offsets: &[0, tokens.rows()], element, adapted };
             own.stack.run(engine, &rows, Target::F32(shared))?;
         }
         let shared = own.map(|own| (own.gate.as_deref(), &shared[..]));

@@ -24,8 +24,8 @@ const TYPICAL_TOP: usize = 8;
 pub(super) struct WholeLayer {
     layer: Arc<dyn LoadedLayer>,
     planner: Arc<Planner>,
-    /// Whether there is an expert that computes every token.
-    shared: bool,
+    /// The widths of the expert that computes every token, if there is one.
+    shared: Option<[usize; 3]>,
     /// The processor's experts, where the device has not all of them.
     host: Option<Arc<ProcessorExperts>>,
 }
@@ -51,7 +51,8 @@ impl WholeLayer {
             let (split, host) = resident.map(of_host).transpose()?.unzip();
             let spec = LayerSpec { split: split.as_ref(), ..spec };
             let loaded = backend.load_layer(&spec, Arc::<Planner>::clone(&planner), engine.team())?;
-            Ok::<_, Error>(loaded.map(|layer| Self { layer, planner, shared: weights.shared().is_some(), host }))
+            let shared = weights.shared().map(|shared| shared.mlp().widths());
+            Ok::<_, Error>(loaded.map(|layer| Self { layer, planner, shared, host }))
         };
         if let [only] = backends[..] {
             return load(only);
@@ -104,8 +105,8 @@ impl WholeLayer {
         })
     }
 
-    /// Whether an expert computes every token.
-    pub(super) fn is_shared(&self) -> bool {
+    /// The widths of the expert that computes every token, if there is one.
+    pub(super) fn shared_widths(&self) -> Option<[usize; 3]> {
         self.shared
     }
 

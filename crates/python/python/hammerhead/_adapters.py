@@ -38,6 +38,9 @@ class Adapter(Generic[A]):
     """For every expert (of an MLP, for the only one) what is added to gate, up and down, or None. Where the gate takes
     one matrix, that is the first."""
 
+    shared: tuple[LowRank[A] | None, LowRank[A] | None, LowRank[A] | None] | None = None
+    """The same of the layer's shared expert."""
+
 
 class Adapters:
     """Adapters as one layer takes them: ``layer(x, ..., adapters=adapters, adapter_ids=ids)``. Made by
@@ -60,16 +63,16 @@ class Adapters:
 
 def native_parts(adapters: Sequence[Adapter[Any]]) -> Any:
     """Adapters as the native half takes them."""
+
+    def parts(pairs: Any, of: str) -> Any:
+        names = ("gate", "up", "down")
+        return tuple(None if pair is None else pair._parts(f"{name} of {of}") for name, pair in zip(names, pairs))
+
     return [
         (
             float(adapter.scaling),
-            [
-                tuple(
-                    None if pair is None else pair._parts(f"{name} of expert {expert} of adapter {number}")
-                    for name, pair in zip(("gate", "up", "down"), pairs)
-                )
-                for expert, pairs in enumerate(adapter.experts)
-            ],
+            [parts(pairs, f"expert {expert} of adapter {number}") for expert, pairs in enumerate(adapter.experts)],
+            None if adapter.shared is None else parts(adapter.shared, f"the shared expert of adapter {number}"),
         )
         for number, adapter in enumerate(adapters)
     ]

@@ -9,7 +9,8 @@ Names are those of the model's modules, with peft's ``base_model.model.`` before
 
 - ``{module}.gate_proj.lora_A.weight`` (also ``up_proj``, ``down_proj``, ``gate_up_proj``; Mixtral's ``w1``, ``w3``,
   ``w2``), of an MLP;
-- ``{module}.experts.7.gate_proj.lora_A.weight``, of every expert;
+- ``{module}.experts.7.gate_proj.lora_A.weight``, of every expert, and ``{module}.shared_expert.gate_proj...`` (also
+  ``shared_experts``), of the shared one, where the layer computes that, too;
 - ``{module}.experts.base_layer.lora_A.weight`` and ``{module}.experts.lora_A.weight``, which peft writes for parameters
   that hold all experts (``target_parameters``): A ``[experts * rank, k]``, B ``[n, rank * experts]`` with the expert's
   number running fastest. Which of them is gate and up, and which is down, their shapes say.
@@ -75,7 +76,8 @@ def from_peft(
         raise ValueError(f"{folder}: it has nothing for {module}; there are {tensors.examples()}")
     if len(set(scalings.values())) > 1:
         raise ValueError(f"{folder}: projections of {module} are scaled by {sorted(set(scalings.values()))}; one is expected")
-    return Adapter(next(iter(scalings.values())), [(gate, up, down) for gate, up, down in read.experts])
+    of_all = tuple(read.shared) if any(read.shared) else None
+    return Adapter(next(iter(scalings.values())), [(gate, up, down) for gate, up, down in read.experts], of_all)
 
 
 class _Layer:
@@ -87,16 +89,15 @@ class _Layer:
         self.is_experts = not layer._layer.is_mlp
         self.has_shared = layer._layer.has_shared
         self.experts: list[list[LowRank[Any] | None]] = [[None] * 3 for _ in range(layer._layer.count)]
+        self.shared: list[LowRank[Any] | None] = [None] * 3
 
     def add(self, stem: str, a: Any, b: Any) -> int:
         """Adds a pair by the name of its module; says its rank, or 0 if it belongs to something else."""
-        if self.has_shared and stem.startswith("shared_expert"):
-            raise ValueError(
-                f"{self.module}.{stem}: this layer computes the shared expert too, which takes no adapters; "
-                "load that as an Mlp of its own"
-            )
         if not self.is_experts:
-            return self._one(0, stem, a, b)
+            return self._one(self.experts[0], stem, a, b)
+        of_all = re.fullmatch(r"shared_experts?\.(\w+)", stem)
+        if of_all is not None:
+            return self._one(self.shared, of_all[1], a, b) if self.has_shared else 0
         if stem in ("experts", "experts.base_layer"):
             return self._stacked(a, b)
         match = re.fullmatch(r"experts\.(\d+)\.(\w+)", stem)
@@ -104,10 +105,9 @@ class _Layer:
             return 0
         if int(match[1]) >= len(self.experts):
             raise ValueError(f"{self.module}.{stem}: the layer has {len(self.experts)} experts")
-        return self._one(int(match[1]), match[2], a, b)
+        return self._one(self.experts[int(match[1])], match[2], a, b)
 
-    def _one(self, expert: int, name: str, a: Any, b: Any) -> int:
-        pairs = self.experts[expert]
+    def _one(self, pairs: list[LowRank[Any] | None], name: str, a: Any, b: Any) -> int:
         if name in _PROJECTIONS:
             pairs[_PROJECTIONS[name]] = LowRank(a, b)
         elif name == "gate_up_proj":

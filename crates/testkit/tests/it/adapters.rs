@@ -8,8 +8,8 @@ use format::{Dense, Matrix, Values};
 use half::{bf16, f16};
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::{
-    Activation, Adapted, Adapter, Adapters, Backend, Engine, Experts, Intermediate, LayerOptions, LowRank, Mlp,
-    Options, Output, Precision, Routed, Target, backends, cpu,
+    Activation, Adapted, Adapter, Adapters, Backend, Engine, ExpertWeights, Experts, Intermediate, LayerOptions,
+    LowRank, Mlp, Options, Output, Precision, Routed, Target, backends, cpu,
 };
 use hammerhead_testkit::moe::{self, Model};
 use op::Projection;
@@ -85,6 +85,15 @@ fn adapters(kind: &Kind, experts: usize, [k, inner, out]: [usize; 3], matrices: 
     Arc::new(Adapters::new((0..count).map(adapter).collect(), experts, [k, inner, out]).unwrap())
 }
 
+/// The same with others of its shared expert, if it has one.
+fn adapters_of(kind: &Kind, weights: &ExpertWeights<'_>, seed: u64) -> Arc<Adapters> {
+    let (experts, matrices) = (weights.experts(), weights.gate().matrices());
+    let own = adapters(kind, experts.len(), experts[0].widths(), matrices, seed);
+    let Some(shared) = weights.shared() else { return own };
+    let shared = adapters(kind, 1, shared.mlp().widths(), matrices, seed + 100);
+    Arc::new(Adapters::clone(&own).with_shared(Adapters::clone(&shared)).unwrap())
+}
+
 /// Tokens with every adapter and without one, in turns.
 fn adapted(adapters: &Arc<Adapters>, tokens: usize) -> Adapted {
     let ids: Vec<i32> = (0..tokens as i32).map(|token| (token * 2 + 1) % (adapters.len() as i32 + 1) - 1).collect();
@@ -109,10 +118,17 @@ fn simulators() -> impl Iterator<Item = &'static dyn Backend> {
 
 #[test]
 fn adapters_of_every_kind_are_right_on_every_backend() {
-    // Plain; a shared expert, which no adapter changes; biases and another gate; weights on the input; one matrix;
+    // Plain; a shared expert, and one with a gate of its own; biases and another gate; weights on the input; one matrix;
     // input scales, which adapters do not see.
-    let names =
-        ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "llama-4-scout", "nemotron-3-nano", "qwen3-30b-a3b-awq"];
+    let names = [
+        "qwen3-30b-a3b",
+        "deepseek-v3",
+        "qwen3-next-80b",
+        "gpt-oss-20b",
+        "llama-4-scout",
+        "nemotron-3-nano",
+        "qwen3-30b-a3b-awq",
+    ];
     let backends: Vec<&dyn Backend> = available().chain(simulators()).collect();
     let cases = names.into_iter().enumerate().flat_map(|case| backends.iter().enumerate().map(move |b| (case, b)));
     cases.collect::<Vec<_>>().into_par_iter().for_each(|((index, name), (number, &backend))| {
@@ -126,8 +142,7 @@ fn adapters_of_every_kind_are_right_on_every_backend() {
             let intermediate = [Intermediate::Tokens, Intermediate::F32][turn % 2];
             let options = LayerOptions { intermediate, batch_invariant: number % 2 == 0, ..LayerOptions::default() };
             let weights = instance.weights().unwrap();
-            let (experts, widths) = (weights.experts().len(), weights.experts()[0].widths());
-            let adapters = adapters(kind, experts, widths, model.gate.matrices(), turn as u64);
+            let adapters = adapters_of(kind, &weights, turn as u64);
             let routed = instance.routed().unwrap().adapted(adapted(&adapters, tokens)).unwrap();
             let engine = engine(backend.name(), 2);
             let layer = Experts::new(&engine, &weights, options).unwrap();
@@ -236,7 +251,8 @@ fn a_tokens_adapter_is_its_own_however_tokens_are_cut_and_whoever_else_is_there(
     let model = model("deepseek-v3");
     let instance = model.instance(12, Activation::F16, usize::MAX, 5).unwrap();
     let weights = instance.weights().unwrap();
-    let adapters = adapters(&KINDS[1], weights.experts().len(), weights.experts()[0].widths(), 2, 2);
+    let adapters = adapters_of(&KINDS[1], &weights, 2);
+    assert!(adapters.shared().is_some(), "its shared expert has adapters, too");
     let routed = instance.routed().unwrap().adapted(adapted(&adapters, 12)).unwrap();
     for backend in available() {
         let bits = |threads: usize, workspace_bytes: usize| {
@@ -260,7 +276,7 @@ fn an_mlp_takes_adapters_as_a_layer_of_one_does() {
     let weights = instance.weights().unwrap();
     let mlp = &weights.experts()[0];
     let adapted = adapted(&adapters(&KINDS[0], 1, mlp.widths(), 2, 4), 5);
-    let only = hammerhead::ExpertWeights::new(vec![mlp.as_borrowed()], model.gate).unwrap();
+    let only = ExpertWeights::new(vec![mlp.as_borrowed()], model.gate).unwrap();
     let routed =
         Routed::given(hammerhead::Ids::I32(&[0; 5]), &[1.0; 5], 5, 1).unwrap().adapted(adapted.clone()).unwrap();
     for backend in available() {
@@ -300,6 +316,9 @@ fn what_adapters_cannot_be_added_to_is_refused() {
     let [k, inner, out] = widths;
     let wider = adapters(&KINDS[0], experts, [k, inner + 16, out], 2, 1);
     assert!(refused(LayerOptions::default(), &wider).contains("the layer of the adapters"));
+    let only = adapters(&KINDS[0], 1, widths, 2, 1);
+    let shared = Arc::new(Adapters::clone(&own).with_shared(Adapters::clone(&only)).unwrap());
+    assert!(refused(LayerOptions::default(), &shared).contains("no shared expert"));
     let two = adapted(&own, 2);
     assert!(instance.routed().unwrap().adapted(two.part(0..1)).is_err(), "one number for two tokens");
 }
