@@ -281,7 +281,7 @@ impl LayerShape {
             biased: self.biased,
             factored: self.on_input,
             follows: false,
-            added: self.adapted.is_some(),
+            added: self.adapted.map(|adapted| adapted.added()),
             invariant: self.invariant,
         }
     }
@@ -289,7 +289,9 @@ impl LayerShape {
     /// The second product.
     pub fn down(&self) -> ProductShape {
         let (gate, output) = (Gate::None, self.partial);
-        let (activation, follows) = (self.inner_activation(), self.step().is_none());
+        // Then the launch before it is the one that leaves t, which knows the layout, too.
+        let in_products = self.adapted.is_some_and(|adapted| adapted.in_products);
+        let (activation, follows) = (self.inner_activation(), self.step().is_none() || in_products);
         let (n, k, factored, biased) = (self.hidden, self.inner, false, self.biased);
         let codes = if self.intermediate == Intermediate::NvFp4 { Codes::Halves } else { self.codes };
         ProductShape {
@@ -302,7 +304,7 @@ impl LayerShape {
             factored,
             biased,
             follows,
-            added: false,
+            added: self.gate_up().added.filter(|_| in_products),
             ..self.gate_up()
         }
     }
