@@ -93,11 +93,6 @@ pub trait Family: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether the epilogues of its products for experts multiply with an adapter's B themselves.
-    fn multiplies_low_rank(&self) -> bool {
-        false
-    }
-
     /// The settings that its configurations may have beside those that all have.
     fn settings(&self) -> &'static [Setting] {
         &[]

@@ -61,7 +61,7 @@ impl DeviceAdapters {
     pub fn new(device: usize, adapters: &Adapters, gate: Gate) -> Result<Self> {
         graveyard::sweep();
         let shared = adapters.shared().map(|shared| Self::new(device, shared, gate).map(Arc::new)).transpose()?;
-        let (device, packed) = (Device::of(device)?, PackedAdapters::new(Device::of(device)?.family, adapters, gate)?);
+        let (device, packed) = (Device::of(device)?, PackedAdapters::new(adapters, gate)?);
         let (stream, mut memory) = (Stream::new(device.context)?, Vec::new());
         let places = packed.placed(|bytes| {
             let placed = DeviceMemory::holding(device.context, "a layer's adapters", bytes, &stream)?;

@@ -8,7 +8,6 @@ use ptx::Target;
 
 use crate::launch::{Argument, KernelSpec};
 use crate::pack::Codes;
-use crate::phases::experts::Added;
 
 /// The most experts of a layer.
 pub const MOST_EXPERTS: u32 = 1024;
@@ -43,8 +42,8 @@ pub struct ProductShape {
     pub factored: bool,
     /// Whether it comes right behind a product with the same layout.
     pub follows: bool,
-    /// What rows may have added to their sums, which the launch before leaves, if anything.
-    pub added: Option<Added>,
+    /// Whether rows may have something added to their sums, which the launch before leaves.
+    pub added: bool,
     /// Whether a row's sums are added in the same order whatever the tile: then nobody shares k.
     pub invariant: bool,
 }
@@ -80,9 +79,9 @@ pub struct ProductOperands {
     /// Where rows and weights are rounded to e4m3: what each row was divided by, and the first expert's lift of the
     /// first of those matrices, a word.
     pub rounded: [u64; 2],
-    /// Where sums have something added: how many adapters there are, and where the adapter of every row is, what the
-    /// launch before leaves for rows that have one of those, and B, if this product multiplies with that.
-    pub added: (u32, [u64; 3]),
+    /// Where sums have something added: the adapter of every row, how many adapters there are, and `[rows, matrices,
+    /// n]` for the rows of which the adapter is one of those.
+    pub added: (u64, u32, u64),
     /// The result.
     pub out: u64,
 }

@@ -2,17 +2,6 @@
 //! product leaves B·t of every row that has an adapter, and the product's epilogue adds it before the gate. The same
 //! kernel behind the second product adds it to the rows in place.
 //!
-//! # In the epilogue
-//!
-//! Where a family's products [multiply with B themselves](crate::Family::multiplies_low_rank), a kernel before each of
-//! them leaves t alone, [`t_bytes`] per row and matrix instead of 4·n, and nothing passes over the rows another time. t
-//! is left as three parts of bf16 whose sum it is, and B `[adapters, experts, matrices, n, rank / 16, parts, 16]` is
-//! packed as parts of bf16 as well: one of bf16, two of f16, three of f32. Products of parts are exact in f32; of those,
-//! the smallest come first, and those below 2⁻²⁴ are left out. With the sums' own error below, 16 ranks of bf16 stay
-//! within what [`op::adapters`] grants from a k of 256 on, and 64 from 640.
-//!
-//! # In kernels of its own
-//!
 //! A block has some rows, and computes t = scaling·(A·x) of them first: its warps have every eighth 32 of k, and where
 //! A and x are of the same 16 bits tensor cores multiply. Then its threads multiply with B, four neighbouring columns
 //! each. A row finds its pair of matrices by its expert and its adapter, both of which the sort has left. Where rows
@@ -27,11 +16,11 @@
 //! 1)·ε that [`op::adapters`] grants, from a k of 256 on. Below that the count alone does not say so.
 //!
 //! **When.** Before the first product, the kernel waits for the sort and only then lets the product begin, which
-//! thereby knows what the sort has left: it waits for this kernel only where it adds. Before or behind the second, A
-//! and B of few rows are asked for before the kernel ahead is waited for.
+//! thereby knows what the sort has left: it waits for this kernel only where it adds. Behind the second, A and B of few
+//! rows are asked for before that product is waited for.
 //!
-//! In memory, adapters are padded with zeros to one rank: A `[adapters, experts, matrices, rank, k]` and, in kernels of
-//! its own, B's columns `[adapters, experts, matrices, rank, n]`.
+//! In memory, adapters are padded with zeros to one rank: A `[adapters, experts, matrices, rank, k]` and B's columns
+//! `[adapters, experts, matrices, rank, n]`.
 
 use op::{Adapters, Error as OpError, Gate, Output, Projection, Result as OpResult};
 use ptx::instr::{MatrixElement, ShuffleMode};
@@ -44,17 +33,14 @@ use super::combine::{floats, load, store};
 use super::route::warp_sum;
 use super::{NOBODY, Portable, await_predecessor, launch_dependents};
 use crate::expand::{self, Float, UNIT};
-use crate::family::Family;
-use crate::phases::experts::{Added, t_bytes};
 
 /// Warps and threads of a block.
 const WARPS: u32 = 8;
 const THREADS: u32 = 32 * WARPS;
 /// Columns of a thread.
 const COLUMNS: u32 = 4;
-/// What ranks are rounded up to, and where products multiply with B.
+/// What ranks are rounded up to.
 const RANKS: u32 = 8;
-const PRODUCT_RANKS: u32 = 16;
 /// Units from one of a warp's steps along k to its next: a step has four, one for each lane of a row.
 const STEP: u32 = 4 * WARPS;
 /// Rows from which on blocks have several, and how many.
@@ -76,27 +62,6 @@ pub struct AdaptedShape {
     pub rank: u32,
     /// The type of A and B.
     pub numbers: Output,
-    /// Whether the products multiply with B. Then the rank is a multiple of sixteen.
-    pub in_products: bool,
-}
-
-impl AdaptedShape {
-    /// What the products of a layer have added, as it comes.
-    pub fn added(&self) -> Added {
-        match self.in_products {
-            true => Added::LowRank { rank: self.rank, parts: parts_of(self.numbers) },
-            false => Added::Deltas,
-        }
-    }
-}
-
-/// Parts of bf16 that a number of a type is the sum of.
-fn parts_of(numbers: Output) -> u32 {
-    match numbers {
-        Output::BF16 => 1,
-        Output::F16 => 2,
-        Output::F32 => 3,
-    }
 }
 
 /// Where a layer's adapters are.
@@ -120,9 +85,8 @@ pub struct PackedAdapters {
 }
 
 impl PackedAdapters {
-    /// Pads adapters to one rank, in the type that all of them have, or f32, as a family's kernels take them.
-    pub fn new(family: &dyn Family, adapters: &Adapters, gate: Gate) -> OpResult<Self> {
-        let in_products = family.multiplies_low_rank();
+    /// Pads adapters to one rank, in the type that all of them have, or f32.
+    pub fn new(adapters: &Adapters, gate: Gate) -> OpResult<Self> {
         let (all, experts, [k, inner, out]) = (adapters.len(), adapters.experts(), adapters.widths());
         if all == 0 || all * experts > (1 << 24) {
             let expected = format!("1 to {} for {experts} experts", (1 << 24) / experts.max(1));
@@ -133,32 +97,29 @@ impl PackedAdapters {
                 expected,
             });
         }
-        let least = if in_products { PRODUCT_RANKS } else { RANKS };
-        let rank = (adapters.rank() as u32).next_multiple_of(least).max(least);
+        let rank = (adapters.rank() as u32).next_multiple_of(RANKS).max(RANKS);
         let numbers = numbers_of(adapters);
         let outer = [Projection::Gate, Projection::Up];
         let products: [(&[Projection], [usize; 2]); 2] =
             [(&outer[..gate.matrices()], [k, inner]), (&[Projection::Down], [inner, out])];
         let [gate_up, down] = products.map(|(projections, [k, n])| {
-            let each = || (0..all).flat_map(|adapter| (0..experts).map(move |expert| (adapter, expert)));
-            let pairs =
-                || each().flat_map(|(adapter, expert)| projections.iter().map(move |&of| (adapter, expert, of)));
-            let (mut a, mut b) = (Vec::new(), Vec::new());
-            for (adapter, expert, projection) in pairs() {
-                let pair = adapters.pair(adapter, expert, projection).map(|(pair, _)| pair);
-                extend(&mut a, pair.map(op::LowRank::a), [rank as usize, k], numbers);
-                let columns = pair.map(op::LowRank::b_columns);
-                match in_products {
-                    true => extend_in_parts(&mut b, columns, [rank as usize, n], parts_of(numbers) as usize),
-                    false => extend(&mut b, columns, [rank as usize, n], numbers),
+            let side = |width: usize, rows: fn(&op::LowRank) -> &format::Dense<'static>| {
+                let mut bytes = Vec::with_capacity(all * experts * projections.len() * rank as usize * width);
+                for (adapter, expert) in (0..all).flat_map(|adapter| (0..experts).map(move |expert| (adapter, expert)))
+                {
+                    for &projection in projections {
+                        let pair = adapters.pair(adapter, expert, projection).map(|(pair, _)| rows(pair));
+                        extend(&mut bytes, pair, [rank as usize, width], numbers);
+                    }
                 }
-            }
-            [a, b]
+                bytes
+            };
+            [side(k, op::LowRank::a), side(n, op::LowRank::b_columns)]
         });
         let scalings: Vec<f32> = adapters.each().iter().map(|adapter| adapter.scaling).collect();
         let [(a_up, b_up), (a_down, b_down)] = [gate_up, down].map(|[a, b]| (a, b));
         let arrays = [a_up, a_down, b_up, b_down, bytemuck::cast_slice(&scalings).to_vec()];
-        Ok(Self { shape: AdaptedShape { adapters: all as u32, rank, numbers, in_products }, arrays })
+        Ok(Self { shape: AdaptedShape { adapters: all as u32, rank, numbers }, arrays })
     }
 
     /// Where everything is, once `place` has put the arrays somewhere.
@@ -203,37 +164,14 @@ fn extend(bytes: &mut Vec<u8>, matrix: Option<&format::Dense<'_>>, [rank, width]
     bytes.resize(end, 0);
 }
 
-/// Appends B by its columns, or zeros: of every row sixteen ranks at a time, and those in parts.
-fn extend_in_parts(bytes: &mut Vec<u8>, columns: Option<&format::Dense<'_>>, [rank, n]: [usize; 2], parts: usize) {
-    let start = bytes.len();
-    bytes.resize(start + 2 * rank * n * parts, 0);
-    let Some(columns) = columns else { return };
-    let (sixteen, mut values) = (PRODUCT_RANKS as usize, vec![0f32; n]);
-    for number in 0..columns.rows() {
-        columns.row(number, &mut values);
-        for (row, &value) in values.iter().enumerate() {
-            let mut rest = value;
-            for part in 0..parts {
-                // Cut off, not rounded: what is left has the same sign, and nothing overflows.
-                let leading = (rest.to_bits() >> 16) as u16;
-                rest -= f32::from_bits(u32::from(leading) << 16);
-                let place = ((row * rank / sixteen + number / sixteen) * parts + part) * sixteen + number % sixteen;
-                bytes[start + 2 * place..][..2].copy_from_slice(&leading.to_le_bytes());
-            }
-        }
-    }
-}
-
 /// Which of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AdaptSpec {
     /// The type of x.
     pub x: Float,
-    /// Whether it comes before the first product, and not before or behind the second: x has a row per token then, and
-    /// not per row, and what is added is left by itself.
+    /// Whether it comes before the first product, and not behind the second: x has a row per token then, and not per
+    /// row, and what is added is left by itself.
     pub first: bool,
-    /// Whether it leaves t, which a product multiplies with B.
-    pub leaves_t: bool,
     /// Whether sums are multiplied with a factor per row.
     pub factored: bool,
     /// The type of A and B.
@@ -265,10 +203,7 @@ impl AdaptSpec {
     /// Blocks for so many rows and columns. Where they are few, each has a part of the columns, and all of those
     /// multiply with A.
     pub fn grid(&self, rows: u32, columns: u32) -> [u32; 3] {
-        let (tiles, mut chunks) = (rows.div_ceil(self.together), columns.div_ceil(COLUMNS * THREADS));
-        if self.leaves_t {
-            chunks = 1;
-        }
+        let (tiles, chunks) = (rows.div_ceil(self.together), columns.div_ceil(COLUMNS * THREADS));
         [tiles, self.matrices, (ENOUGH / (tiles * self.matrices)).clamp(1, chunks)]
     }
 
@@ -290,7 +225,7 @@ impl AdaptSpec {
 
     /// Whether B is asked for before A is multiplied.
     fn early(&self) -> bool {
-        self.together == 1 && self.rank <= 16 && !self.leaves_t
+        self.together == 1 && self.rank <= 16
     }
 
     /// Blocks that a multiprocessor holds at a time, as registers allow.
@@ -312,8 +247,8 @@ impl Portable for AdaptSpec {
 
 /// Builds the kernel. Its arguments, in order: x `[tokens or rows, 8·units]`; A; B's columns; scalings `[adapters]`; a
 /// factor per row, if there are some; the order, if x has a row per token, and experts of a token; owners, adapters of
-/// rows, layout; rows, experts, adapters; `[rows, matrices, columns]` for what is added, or to add it to, or where t
-/// goes; units of a row of x, and columns. Where it leaves t, it does not look at B and columns.
+/// rows, layout; rows, experts, adapters; `[rows, matrices, columns]` for what is added, or to add it to; units of a
+/// row of x, and columns.
 pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: Some(spec.resident()) };
     let mut k = Builder::new("adapt", target, launch);
@@ -341,10 +276,7 @@ pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
             Some(sums) => adapt.shrink(k, &rows, sums, &mut wait),
             None => adapt.shrink_by_hand(k, &rows, &mut wait),
         });
-        match spec.leaves_t {
-            true => k.phase("leave", |k| adapt.leave_t(k, &rows)),
-            false => k.phase("expand", |k| adapt.expand(k, &rows, early, before)),
-        }
+        k.phase("expand", |k| adapt.expand(k, &rows, early, before));
     });
     if !spec.first && spec.together == 1 {
         // A block without adapters, too, ends behind the kernel before this one, so that who waits for this one has
@@ -797,35 +729,6 @@ impl Adapt {
             k.when(leads, |k| k.store(at, value));
         });
         k.sync_threads();
-    }
-
-    /// Leaves t as parts, eight ranks of a row per thread.
-    fn leave_t(&self, k: &mut Builder, rows: &Rows) {
-        let (rank, base) = (self.spec.rank, k.shared_address(self.t));
-        for first in (0..rank / 8 * self.spec.together).step_by(THREADS as usize) {
-            let index = k.add(self.thread, first);
-            let (row, eight) = (k.div(index, rank / 8), k.rem(index, rank / 8));
-            let inside = k.lt(index, rank / 8 * self.spec.together);
-            let bit = k.shr(rows.adapted, row);
-            let bit = k.and(bit, 1);
-            let adapted = k.ne(bit, 0);
-            let leaves = k.both(inside, adapted);
-            k.if_(leaves, |k| {
-                let at = Addr::<Shared>::of(k.mul_add(index, 32, base));
-                let [low, high]: [[Reg<F32>; 4]; 2] = [k.load_vector(at), k.load_vector(at.plus(16))];
-                let row = k.add(self.first_row, row);
-                let place = k.mul_add(row, self.spec.matrices, self.matrix);
-                let to = k.mul_wide_add(place, t_bytes(rank), self.deltas);
-                // Sixteen ranks have three parts of 32 bytes.
-                let (sixteen, half) = (k.shr(eight, 1), k.and(eight, 1));
-                let to = k.mul_wide_add(sixteen, t_bytes(PRODUCT_RANKS), to);
-                let to = Addr::<Global>::of(k.mul_wide_add(half, 16, to));
-                let parts = expand::split(k, std::array::from_fn(|i| if i < 4 { low[i] } else { high[i - 4] }));
-                for (part, words) in parts.into_iter().enumerate() {
-                    k.store_vector(to.plus(32 * part as i32), words);
-                }
-            });
-        }
     }
 
     /// Units of four columns.

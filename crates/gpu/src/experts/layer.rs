@@ -33,7 +33,7 @@ use crate::facts::Facts;
 use crate::families::experts;
 use crate::family::Family;
 use crate::launch::{Argument, Launch};
-use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES, t_bytes};
+use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
 use crate::phases::tokens::Tokens;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER};
 use crate::round;
@@ -273,11 +273,10 @@ struct Between {
     gated: u64,
     made: u64,
     partial: u64,
-    /// What adapters need: the entry of every row, its adapter, and what is left for a product: what is added to the
-    /// first one's sums, or t of either.
+    /// What adapters need: the entry of every row, its adapter, and what is added to the first product's sums.
     order: u64,
     chosen: u64,
-    left: u64,
+    deltas: u64,
     end: u64,
 }
 
@@ -314,10 +313,7 @@ impl Between {
             partial: take(entries * hidden * shape.partial.bytes() as u64),
             order: take(shape.adapted.map_or(0, |_| 4 * entries)),
             chosen: take(shape.adapted.map_or(0, |_| 4 * entries)),
-            left: take(shape.adapted.map_or(0, |adapted| {
-                let each = if adapted.in_products { t_bytes(adapted.rank).into() } else { 4 * inner };
-                entries * each * shape.gate.matrices() as u64
-            })),
+            deltas: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
             end: 0,
         };
         places.end = end;
@@ -409,11 +405,8 @@ pub fn launches(
     all.extend(maker.adapt(Half::GateUp));
     all.push(maker.gate_up());
     all.extend(maker.between());
-    let (adapt, in_products) = (maker.adapt(Half::Down), shape.adapted.is_some_and(|adapted| adapted.in_products));
-    let (before, behind) = if in_products { (adapt, None) } else { (None, adapt) };
-    all.extend(before);
     all.push(maker.down());
-    all.extend(behind);
+    all.extend(maker.adapt(Half::Down));
     all.push(maker.combine());
     LayerLaunches { all, host }
 }
@@ -648,6 +641,7 @@ impl Maker<'_> {
 
     fn gate_up(&self) -> Launch {
         let (first, up) = (self.weights.matrices, self.weights.matrices + self.matrix_bytes()[0] as u64);
+        let adapters = self.shape.adapted.map_or(0, |adapted| adapted.adapters);
         let operands = ProductOperands {
             rows: self.between.rows,
             plane: self.plane(self.shape.hidden),
@@ -658,24 +652,17 @@ impl Maker<'_> {
             biases: [self.weights.biases[0], self.weights.biases[1]],
             row_factors: self.between.factors,
             rounded: [self.between.divisors[0], self.weights.lifts],
-            added: self.added(Half::GateUp),
+            added: (self.between.chosen, adapters, self.between.deltas),
             out: self.between.gated,
         };
         let (shape, kernel) = (self.shape.gate_up(), &*self.kernels.gate_up);
         experts::launch(kernel, &shape, &operands, self.entries, self.site.multiprocessors)
     }
 
-    /// Where what adapters add to a product is.
-    fn added(&self, half: Half) -> (u32, [u64; 3]) {
-        let (between, b) = (&self.between, self.weights.adapters.b[half as usize]);
-        (self.shape.adapted.map_or(0, |adapted| adapted.adapters), [between.chosen, between.left, b])
-    }
-
-    /// What adapters add to the first product's sums, or t of that, before it; to the second one's, behind it, or t of
-    /// that, before it.
+    /// What adapters add to the first product's sums, before it, or to the second one's, behind it.
     fn adapt(&self, half: Half) -> Option<Launch> {
         let (shape, between, adapters) = (self.shape, &self.between, &self.weights.adapters);
-        let AdaptedShape { rank, numbers, adapters: count, in_products: leaves_t } = shape.adapted?;
+        let AdaptedShape { rank, numbers, adapters: count } = shape.adapted?;
         let (x, [k, columns], float, matrices) = match half {
             Half::GateUp => {
                 let matrices = shape.gate.matrices() as u32;
@@ -685,8 +672,7 @@ impl Maker<'_> {
         };
         let first = half == Half::GateUp;
         let factored = first && shape.on_input;
-        let spec = AdaptSpec { x: float, first, leaves_t, factored, numbers, matrices, rank, together: 1 };
-        let spec = spec.together(self.entries);
+        let spec = AdaptSpec { x: float, first, factored, numbers, matrices, rank, together: 1 }.together(self.entries);
         let number = half as usize;
         let mut arguments =
             [x, adapters.a[number], adapters.b[number], adapters.scalings].map(Argument::Pointer).to_vec();
@@ -696,7 +682,7 @@ impl Maker<'_> {
         }
         arguments.extend([between.owners, between.chosen, between.layout].map(Argument::Pointer));
         arguments.extend([self.entries, shape.experts, count].map(Argument::U32));
-        arguments.push(Argument::Pointer(if first || leaves_t { between.left } else { between.partial }));
+        arguments.push(Argument::Pointer(if first { between.deltas } else { between.partial }));
         arguments.extend([k / 8, columns].map(Argument::U32));
         Some(self.around(spec, spec.grid(self.entries, columns), arguments))
     }
@@ -760,7 +746,7 @@ impl Maker<'_> {
             biases: [self.weights.biases[2]; 2],
             row_factors: 0,
             rounded: [self.between.divisors[1], self.weights.lifts + u64::from(LIFT_BYTES / 3 * 2)],
-            added: self.added(Half::Down),
+            added: Default::default(),
             out: self.between.partial,
         };
         let (shape, kernel) = (self.shape.down(), &*self.kernels.down);

@@ -281,7 +281,7 @@ impl LayerShape {
             biased: self.biased,
             factored: self.on_input,
             follows: false,
-            added: self.adapted.map(|adapted| adapted.added()),
+            added: self.adapted.is_some(),
             invariant: self.invariant,
         }
     }
@@ -289,9 +289,7 @@ impl LayerShape {
     /// The second product.
     pub fn down(&self) -> ProductShape {
         let (gate, output) = (Gate::None, self.partial);
-        // Then the launch before it is the one that leaves t, which knows the layout, too.
-        let in_products = self.adapted.is_some_and(|adapted| adapted.in_products);
-        let (activation, follows) = (self.inner_activation(), self.step().is_none() || in_products);
+        let (activation, follows) = (self.inner_activation(), self.step().is_none());
         let (n, k, factored, biased) = (self.hidden, self.inner, false, self.biased);
         let codes = if self.intermediate == Intermediate::NvFp4 { Codes::Halves } else { self.codes };
         ProductShape {
@@ -304,7 +302,7 @@ impl LayerShape {
             factored,
             biased,
             follows,
-            added: self.gate_up().added.filter(|_| in_products),
+            added: false,
             ..self.gate_up()
         }
     }

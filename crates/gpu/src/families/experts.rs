@@ -4,7 +4,6 @@ use op::{Config, Epilogue, Output, Own, Precision, Schedule, Strategy, Tile};
 use ptx::Feature;
 
 use crate::launch::{Argument, Launch};
-use crate::phases::experts::Added;
 use crate::phases::gates;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape};
 
@@ -83,10 +82,9 @@ fn arguments(shape: &ProductShape, operands: &ProductOperands) -> Vec<Argument> 
     if shape.precision == Precision::Fp8 {
         arguments.extend(operands.rounded.map(Argument::Pointer));
     }
-    if let Some(added) = shape.added {
-        let (adapters, [chosen, left, b]) = operands.added;
-        arguments.extend([Argument::Pointer(chosen), Argument::U32(adapters), Argument::Pointer(left)]);
-        arguments.extend((added != Added::Deltas).then_some(Argument::Pointer(b)));
+    if shape.added {
+        let (chosen, adapters, deltas) = operands.added;
+        arguments.extend([Argument::Pointer(chosen), Argument::U32(adapters), Argument::Pointer(deltas)]);
     }
     arguments.extend([Argument::Pointer(operands.out), Argument::U32(shape.n), Argument::U32(shape.k)]);
     arguments

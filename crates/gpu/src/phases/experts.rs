@@ -22,25 +22,9 @@ pub struct Experts {
     pub follows: bool,
     /// What the words of weights are in order for.
     pub codes: Codes,
-    /// What rows may have added to their sums, if anything. The launch before this one leaves that and nothing else,
-    /// and lets this one begin only when the layout is there, and rows, too, unless this one
-    /// [follows](Experts::follows): nobody else waits for it but who adds.
-    pub added: Option<Added>,
-}
-
-/// What adapters add to the sums of rows that have one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Added {
-    /// The launch before the product leaves it, `[rows, matrices, n]` in f32.
-    Deltas,
-    /// That launch leaves t, and the product multiplies with B, of
-    /// [so many ranks and parts](crate::experts::adapt#in-the-epilogue).
-    LowRank {
-        /// A multiple of 16.
-        rank: u32,
-        /// Of B, one to three.
-        parts: u32,
-    },
+    /// Whether rows may have something added to their sums. The launch before this one leaves that and nothing else,
+    /// and lets this one begin only when rows and layout are there: nobody waits for it but who adds.
+    pub added: bool,
 }
 
 impl Experts {
@@ -65,11 +49,6 @@ impl Experts {
 pub const FACTOR_BYTES: u32 = 24;
 /// Bytes of an expert's lifts, a word for each of gate, up and down.
 pub const LIFT_BYTES: u32 = 12;
-
-/// Bytes of t of a row and a matrix: three parts of bf16.
-pub const fn t_bytes(rank: u32) -> u32 {
-    6 * rank
-}
 
 /// How a kernel cuts the experts' results, and who does it.
 #[derive(Clone, Copy)]
@@ -114,15 +93,12 @@ struct Places {
     out: Reg<U64>,
 }
 
-/// Where what is added to sums is, of rows whose adapter is one of so many: deltas, or t and B.
+/// Where what is added to sums is, `[rows, matrices, n]`, of rows whose adapter is one of so many.
 #[derive(Clone, Copy)]
 struct AddedPlaces {
-    added: Added,
     chosen: Reg<U64>,
     count: Reg<U32>,
-    left: Reg<U64>,
-    b: Option<Reg<U64>>,
-    experts: u32,
+    deltas: Reg<U64>,
     matrices: u32,
 }
 
@@ -161,13 +137,10 @@ impl ExpertWork {
         });
         let row_factors = experts.factored.then(|| k.pointer("row_factors"));
         let rounded = tiles.rounded.then(|| ["row_scales", "lifts"].map(|name| k.pointer(name)));
-        let added = experts.added.map(|added| AddedPlaces {
-            added,
+        let added = experts.added.then(|| AddedPlaces {
             chosen: k.pointer("chosen"),
             count: k.param("adapters"),
-            left: k.pointer("left"),
-            b: (added != Added::Deltas).then(|| k.pointer("b")),
-            experts: experts.count,
+            deltas: k.pointer("deltas"),
             matrices: tiles.matrices,
         });
         let out = k.pointer("out");
@@ -181,7 +154,7 @@ impl ExpertWork {
 
     /// Whether the layout is there when this launch begins.
     pub fn knows_layout(&self) -> bool {
-        self.experts.follows || self.experts.added.is_some()
+        self.experts.follows || self.experts.added
     }
 
     /// A word of what the block keeps: first tiles from the first on, and behind them rows.
@@ -357,30 +330,10 @@ impl Expert {
             let column = k.min(column, last);
             let place = if added.matrices == 1 { row } else { k.mul_add(row, added.matrices, matrix) };
             let bytes = k.mul(n, 4);
-            let at = k.mul_wide_add(place, bytes, added.left);
+            let at = k.mul_wide_add(place, bytes, added.deltas);
             let at = k.mul_wide_add(column, 4, at);
             (theirs, k.when(theirs, |k| k.load(Addr::<Global>::of(at))))
         })
-    }
-
-    /// Where t of a row is, for a matrix, where this kernel multiplies it with B.
-    pub fn t(&self, k: &mut Builder, matrix: u32, row: Reg<U32>) -> Option<Reg<U64>> {
-        let added = self.places.added?;
-        let Added::LowRank { rank, .. } = added.added else { return None };
-        let place = if added.matrices == 1 { row } else { k.mul_add(row, added.matrices, matrix) };
-        Some(k.mul_wide_add(place, t_bytes(rank), added.left))
-    }
-
-    /// Where a column's row of an adapter's B is, for a matrix. Behind the last column it is that one's.
-    pub fn b(&self, k: &mut Builder, matrix: u32, adapter: Reg<U32>, [column, n]: [Reg<U32>; 2]) -> Option<Reg<U64>> {
-        let added = self.places.added?;
-        let Added::LowRank { rank, parts } = added.added else { return None };
-        let key = k.mul_add(adapter, added.experts, self.index);
-        let own = if added.matrices == 1 { key } else { k.mul_add(key, added.matrices, matrix) };
-        let (last, bytes) = (k.sub(n, 1), k.mul(n, 2 * rank * parts));
-        let column = k.min(column, last);
-        let all = k.mul_wide_add(own, bytes, added.b?);
-        Some(k.mul_wide_add(column, 2 * rank * parts, all))
     }
 
     /// Whether the sums of rows have factors.

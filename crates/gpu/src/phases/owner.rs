@@ -116,22 +116,6 @@ impl Owner {
         }
     }
 
-    /// Where t of a row is, for a matrix, where a kernel multiplies it with B.
-    pub fn t(&self, k: &mut Builder, matrix: u32, row: Reg<U32>) -> Option<Reg<U64>> {
-        match self {
-            Owner::Group { .. } => None,
-            Owner::Expert(expert) => expert.t(k, matrix, row),
-        }
-    }
-
-    /// Where one of `n` columns has its row of an adapter's B, for a matrix.
-    pub fn b(&self, k: &mut Builder, matrix: u32, adapter: Reg<U32>, column: [Reg<U32>; 2]) -> Option<Reg<U64>> {
-        match self {
-            Owner::Group { .. } => None,
-            Owner::Expert(expert) => expert.b(k, matrix, adapter, column),
-        }
-    }
-
     /// Whether the sums of rows may have something added.
     pub fn is_adapted(&self) -> bool {
         matches!(self, Owner::Expert(expert) if expert.is_adapted())

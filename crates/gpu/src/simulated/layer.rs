@@ -154,7 +154,7 @@ impl LoadedLayer for SimulatedLayer {
         }
         let all = adapted.map(|adapted| &**adapted.adapters());
         let [adapters, shared_adapters] = [all, all.and_then(Adapters::shared)]
-            .map(|all| all.map(|all| PackedAdapters::new(self.on.family, all, self.own.shape.gate)).transpose());
+            .map(|all| all.map(|all| PackedAdapters::new(all, self.own.shape.gate)).transpose());
         let (adapters, shared_adapters) = (adapters?, shared_adapters?);
         let [adapted_shape, shared_shape] =
             [&adapters, &shared_adapters].map(|adapters| adapters.as_ref().map(|adapters| adapters.shape));

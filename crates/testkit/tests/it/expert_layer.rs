@@ -518,23 +518,12 @@ fn mutants_of_what_is_peculiar_to_experts_in_fp8_are_caught() {
     mutants_are_caught(&Sm90, shape.in_precision(Precision::Fp8), [2, 4]);
 }
 
-/// What adapters add is multiplied in epilogues there: by two of them at a time, for two groups of tokens.
-#[test]
-fn mutants_of_products_that_multiply_with_adapters_are_caught() {
-    let shape = LayerShape { experts: 2, output: Output::F32, ..SHAPE };
-    let ids: Vec<i32> = (0..40).map(|entry| entry % 2).collect();
-    broken_products_are_caught(&adapted_trial(&Sm90, shape, &ids), &Sm90, 16, [2, 4]);
-}
-
 /// Breaks the launches of gate and up, and of down.
 fn mutants_are_caught(family: &'static dyn Family, shape: LayerShape, products: [usize; 2]) {
     let ids = &routings()[3].1;
     let weights = weights(ids.len());
-    broken_products_are_caught(&Trial::new(family, shape, ids, &weights, false), family, 8, products);
-}
-
-fn broken_products_are_caught(trial: &Trial, family: &'static dyn Family, tile: u32, products: [usize; 2]) {
-    let kernels = with_tile(family, &trial.layer.shape, tile);
+    let trial = Trial::new(family, shape, ids, &weights, false);
+    let kernels = with_tile(family, &shape, 8);
     let right = trial.run(&kernels, Schedule::Earliest);
     let peculiar = |mutant: &Mutant| {
         let phases = ["/foresee:", "/finish:", "/finish/stage:", "/finish/store:"];
@@ -576,7 +565,7 @@ fn adapted_trial(family: &dyn Family, shape: LayerShape, ids: &[i32]) -> Trial {
     };
     let all = vec![adapter(16, 0.5), adapter(9, -1.5)];
     let adapters = Adapters::new(all, shape.experts as usize, [hidden, inner, hidden]).unwrap();
-    let packed = PackedAdapters::new(family, &adapters, shape.gate).unwrap();
+    let packed = PackedAdapters::new(&adapters, shape.gate).unwrap();
     let mut trial =
         Trial::new(family, LayerShape { adapted: Some(packed.shape), ..shape }, ids, &weights(ids.len()), false);
     let numbers: Vec<i32> =
@@ -588,17 +577,16 @@ fn adapted_trial(family: &dyn Family, shape: LayerShape, ids: &[i32]) -> Trial {
     trial
 }
 
-/// The launches of a layer with adapters, whose blocks have so many rows: sort, adapt, gate and up, down, adapt; or the
-/// last two the other way round, where products multiply with B.
+/// The launches of a layer with adapters, whose blocks have so many rows: sort, adapt, gate and up,
+/// down, adapt.
 fn adapted_launches(trial: &Trial, kernels: &LayerKernels, together: u32) -> Vec<(Kernel, Invocation)> {
     let (shape, target) = (trial.layer.shape, kernels.family.target());
-    let AdaptedShape { rank, numbers, in_products: leaves_t, .. } = shape.adapted.unwrap();
+    let AdaptedShape { rank, numbers, .. } = shape.adapted.unwrap();
     let rows = trial.call.tokens * shape.top;
     let mut launches = trial.launches(kernels);
-    let second = if leaves_t { 3 } else { 4 };
-    for (at, first, matrices, columns) in [(1, true, 2, shape.inner), (second, false, 1, shape.hidden)] {
+    for (at, first, matrices, columns) in [(1, true, 2, shape.inner), (4, false, 1, shape.hidden)] {
         let factored = first && shape.on_input;
-        let spec = AdaptSpec { x: Float::BF16, first, leaves_t, factored, numbers, matrices, rank, together };
+        let spec = AdaptSpec { x: Float::BF16, first, factored, numbers, matrices, rank, together };
         let kernel = KernelSpec::from(For { spec, target }).build().unwrap();
         assert_eq!(kernel.name, launches[at].0.name, "the launches are as they are said to be");
         launches[at].0 = kernel;
@@ -682,10 +670,9 @@ fn adapters_alone(spec: AdaptSpec, columns: u32) -> (Gpu, Kernel, Invocation, Bu
 #[test]
 fn mutants_of_what_adapters_add_are_caught() {
     let (x, numbers, rank) = (Float::BF16, Output::BF16, 16);
-    let plain = AdaptSpec { x, first: true, leaves_t: false, factored: true, numbers, matrices: 2, rank, together: 1 };
+    let plain = AdaptSpec { x, first: true, factored: true, numbers, matrices: 2, rank, together: 1 };
     let second = AdaptSpec { first: false, factored: false, matrices: 1, ..plain };
-    let [before_first, before_second] = [plain, second].map(|spec| AdaptSpec { leaves_t: true, ..spec });
-    for spec in [plain, second, before_first, before_second] {
+    for spec in [plain, second] {
         // Columns beyond the first of a thread, and fewer than there are threads for.
         let problems = [1032, 72].map(|columns| adapters_alone(spec, columns));
         let found = |gpu: &Gpu, deltas| gpu.download(deltas).map(<[u8]>::to_vec).unwrap_or_default();

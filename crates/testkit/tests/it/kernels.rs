@@ -197,26 +197,21 @@ fn the_kernels_that_are_planned_for_layers_in_fp8_assemble_alike() {
 
 #[test]
 fn the_kernels_of_a_layer_with_adapters_assemble_alike() {
-    let of = |rank, numbers| Some(AdaptedShape { adapters: 2, rank, numbers, in_products: true });
-    let sizes = LayerShape { experts: 256, top: 8, hidden: 2048, inner: 768, ..PLAIN };
-    let adapted = LayerShape { adapted: of(16, Output::BF16), ..sizes };
-    let wider = LayerShape { adapted: of(64, Output::F32), biased: true, ..sizes };
+    let shape = AdaptedShape { adapters: 2, rank: 16, numbers: Output::BF16 };
+    let adapted = LayerShape { experts: 256, top: 8, hidden: 2048, inner: 768, adapted: Some(shape), ..PLAIN };
     let target = ptx::Target::Sm90a;
     let mut all: Vec<KernelSpec> = Vec::new();
-    for (layer, tile) in [adapted, wider].into_iter().flat_map(|layer| experts::TILES.map(|tile| (layer, tile))) {
-        for product in [layer.gate_up(), layer.down()] {
-            let some = experts::configs(&product, tile).into_iter().skip(tile as usize / 8 % 4).step_by(8);
-            all.extend(some.map(|config| KernelSpec::from(experts::kernel(&product, &config).expect("a kernel"))));
-        }
+    // Larger tiles spill where they add.
+    for (tile, biased) in [8, 16, 24, 32].into_iter().flat_map(|tile| [(tile, false), (tile, true)]) {
+        let product = LayerShape { biased, ..adapted }.gate_up();
+        let some = experts::configs(&product, tile).into_iter().skip(tile as usize / 8 % 4).step_by(4);
+        all.extend(some.map(|config| KernelSpec::from(experts::kernel(&product, &config).expect("a kernel"))));
     }
-    let planned = plan::kernels(&Sm90, &adapted, 512, &Facts::h200()).expect("kernels");
-    all.extend([planned.gate_up.spec(), planned.down.spec()]);
     for (numbers, rank) in [(Output::BF16, 16), (Output::BF16, 64), (Output::F32, 16), (Output::F16, 24)] {
         let x = if numbers == Output::F16 { Float::F16 } else { Float::BF16 };
-        let rows = [8, 4096].into_iter().flat_map(|rows| [(rows, true), (rows, false)]);
-        for ((rows, first), leaves_t) in rows.flat_map(|kind| [(kind, false), (kind, true)]) {
-            let (matrices, factored) = (if first { 2 } else { 1 }, first);
-            let spec = AdaptSpec { x, first, leaves_t, factored, numbers, matrices, rank, together: 1 }.together(rows);
+        for (rows, first) in [(8, true), (8, false), (4096, true), (4096, false)] {
+            let matrices = if first { 2 } else { 1 };
+            let spec = AdaptSpec { x, first, factored: first, numbers, matrices, rank, together: 1 }.together(rows);
             all.push(For { spec, target }.into());
         }
     }

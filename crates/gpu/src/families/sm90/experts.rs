@@ -9,7 +9,7 @@ use crate::families::choice::sizes;
 use crate::families::experts;
 use crate::launch::{Argument, KernelSpec};
 use crate::pack::Scales;
-use crate::phases::experts::{Added, Experts};
+use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER};
 
@@ -32,9 +32,6 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
     experts::check(shape, config, &[Strategy::Interleaved])?;
     let [tokens, columns, units, stages] = sizes(super::NAME, config, &[UNDER])?;
     let element = Tokens::of_product(shape);
-    if shape.added == Some(Added::Deltas) {
-        return Err("its products multiply with an adapter's B themselves; pack adapters for sm90".to_owned());
-    }
     if shape.scaling == Scaling::WideMxFp4 && matches!(element, Tokens::F16 | Tokens::E4m3) {
         return Err("its MXFP4 scales span more powers of two than f16 has; give bf16 or f32 tokens".to_owned());
     }
@@ -47,8 +44,7 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         stages,
         epilogue: config.epilogue,
         schedule: config.schedule,
-        // What a tile has added takes more than the few cycles between two multiplications of the next.
-        under: if shape.added.is_some() { 0 } else { UNDER.value(&config.own) },
+        under: UNDER.value(&config.own),
         element,
         function: Function::of(shape.gate),
         output: shape.output,

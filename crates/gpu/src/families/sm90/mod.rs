@@ -58,10 +58,6 @@ impl Family for Sm90 {
         Tokens::of(activation).arithmetic()
     }
 
-    fn multiplies_low_rank(&self) -> bool {
-        true
-    }
-
     fn multiplies_fp8(&self) -> bool {
         true
     }

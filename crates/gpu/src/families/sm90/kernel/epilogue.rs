@@ -3,22 +3,15 @@
 //! A thread holds, for each eight tokens, two neighbouring tokens of one column; the eight lanes beside it hold the
 //! next columns. *Direct* stores write each element from where it is. *Staged* ones turn the warpgroup's values around
 //! in shared memory, by `stmatrix` where they have 16 bits, so that threads can write sixteen bytes of a row of C each.
-//!
-//! What adapters add is multiplied here, from t and B, by tensor cores whose fragments are those of the sums: sixteen
-//! rows of B times eight tokens. Eight of these are the warp's columns in one adapter's B, and the other eight the same
-//! columns in another's, so that tokens with either of two adapters take one pass; and each takes its own result, so
-//! that what others' matrices hold does not reach it.
 
 use std::ops::Range;
 
-use ptx::instr::{MatrixElement, ShuffleMode};
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, Shared, SharedRegion, SpecialRegister, U32, U64};
 
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
 use super::work::{Placed, Tile};
 use super::{MultiplySpec, Parts, Products, Tokens};
-use crate::phases::experts::Added;
 use crate::phases::gates::{Delta, Gates, RowTerms};
 use crate::phases::store::{element_address, store_element};
 use op::{Epilogue, Output, Schedule};
@@ -122,15 +115,7 @@ impl Finish {
 
     /// Whether sums may have something added.
     fn adapted(&self) -> bool {
-        self.low_rank().is_some()
-    }
-
-    /// The rank of what sums may have added, and the parts of B.
-    fn low_rank(&self) -> Option<[u32; 2]> {
-        match self.config.experts?.added? {
-            Added::LowRank { rank, parts } => Some([rank, parts]),
-            Added::Deltas => None,
-        }
+        self.config.experts.is_some_and(|experts| experts.added)
     }
 
     /// The warpgroup's first column.
@@ -160,9 +145,7 @@ impl Finish {
                 let lane = outgoing.lane(k);
                 for group in 0..outgoing.groups() {
                     outgoing.if_any(k, 8 * group as u32, |k| {
-                        let of = |strip| outgoing.deltas(k, strip, group..group + 1)[0];
-                        let deltas: Vec<GroupDeltas> = outgoing.strips.iter().map(of).collect();
-                        (0..2).for_each(|neighbour| outgoing.store_row(k, &lane, (group, neighbour), &deltas));
+                        (0..2).for_each(|neighbour| outgoing.store_row(k, &lane, group, neighbour));
                     });
                 }
             }
@@ -196,16 +179,19 @@ impl Finish {
         sums: &[Vec<Reg<F32>>],
     ) -> Outgoing<'a> {
         let rows = self.rows(k, &tile);
-        let adapted = self.adapted_tokens(k, &tile, &gates);
+        let theirs = self.theirs(k, consumer, &tile, &gates);
         let column = self.column(k, consumer, &tile);
-        Outgoing { finish: self, consumer, tile, gates, adapted, rows, column, strips: self.strips(sums) }
+        Outgoing { finish: self, consumer, tile, gates, theirs, rows, column, strips: self.strips(sums) }
     }
 
-    /// Which tokens have something added, as bits of words.
-    fn adapted_tokens(&self, k: &mut Builder, tile: &Tile, gates: &TileGates) -> Vec<Reg<U32>> {
+    /// Which tokens have something added, as bits of words: the first is the lane's first token.
+    fn theirs(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &TileGates) -> Vec<Reg<U32>> {
         let of = |&chosen: &Reg<U32>| {
             let adapted = tile.owner.is_adapter(k, chosen)?;
-            Some(k.ballot(adapted))
+            let all = k.ballot(adapted);
+            let place = k.and(consumer.lane, 3);
+            let before = k.shl(place, 1);
+            Some(k.shr(all, before))
         };
         gates.chosen.iter().filter_map(of).collect()
     }
@@ -314,14 +300,6 @@ fn portions(groups: usize) -> Vec<Range<usize>> {
     portions
 }
 
-/// What is added to a thread's sums in a group: of each of its two tokens, to each matrix.
-type GroupDeltas = [[Delta; 2]; 2];
-
-/// Groups whose deltas are multiplied at a time: as many as wait for memory together.
-const AT_ONCE: usize = 2;
-/// Parts of t.
-const T_PARTS: u32 = 3;
-
 /// A tile on its way from complete sums to C. Its values are in strips, of a column each, and those in groups of eight
 /// tokens.
 struct Outgoing<'a> {
@@ -329,21 +307,12 @@ struct Outgoing<'a> {
     consumer: &'a Consumer,
     tile: Tile,
     gates: TileGates,
-    /// See [`Finish::adapted_tokens`].
-    adapted: Vec<Reg<U32>>,
+    /// See [`Finish::theirs`].
+    theirs: Vec<Reg<U32>>,
     rows: Rows,
     /// The warpgroup's first column.
     column: Reg<U32>,
     strips: Vec<Strip>,
-}
-
-/// A group whose tokens may have something added.
-struct AddedGroup {
-    /// Its first token.
-    first: u32,
-    /// The adapters of the thread's own two, and what they have added to each matrix.
-    adapters: [Reg<U32>; 2],
-    deltas: [Vec<Reg<F32>>; 2],
 }
 
 /// Where a thread's values go, if it stores them one by one.
@@ -388,146 +357,26 @@ impl Outgoing<'_> {
         RowTerms { scale, factor, ..RowTerms::default() }
     }
 
-    /// What is added to a thread's sums in a strip, in each of some groups, which lie in one word of tokens.
-    fn deltas(&self, k: &mut Builder, strip: &Strip, groups: Range<usize>) -> Vec<GroupDeltas> {
-        let Some(low_rank) = self.finish.low_rank() else { return groups.map(|_| [[None; 2]; 2]).collect() };
-        let all: Vec<usize> = groups.collect();
-        all.chunks(AT_ONCE).flat_map(|groups| self.multiplied(k, strip, groups, low_rank)).collect()
-    }
-
-    /// B·t of a few groups.
-    fn multiplied(&self, k: &mut Builder, strip: &Strip, groups: &[usize], low_rank: [u32; 2]) -> Vec<GroupDeltas> {
-        let (word, first) = (groups[0] / 4, 8 * (groups[0] as u32 % 4));
-        let (chosen, all) = (self.gates.chosen[word], self.adapted[word]);
-        let matrices = if strip.up.is_empty() { 1 } else { 2 };
-        let (quad, place) = (k.shr(self.consumer.lane, 2), k.and(self.consumer.lane, 3));
-        let pair = k.shl(place, 1);
-        // The adapters of the thread's own tokens, and what they have added.
-        let groups: Vec<AddedGroup> = groups
-            .iter()
-            .enumerate()
-            .map(|(number, &group)| {
-                let first = first + 8 * number as u32;
-                let owns = [0, 1].map(|neighbour| k.add(pair, first + neighbour));
-                let adapters = owns.map(|token| k.shuffle(ShuffleMode::Index, chosen, token));
-                let deltas = [0, 1].map(|_| (0..matrices).map(|_| k.variable(0.0)).collect());
-                AddedGroup { first: 8 * group as u32, adapters, deltas }
-            })
-            .collect();
-        let some = k.bit_extract(all, first, 8 * groups.len() as u32);
-        let any = k.ne(some, 0);
-        k.if_(any, |k| {
-            let column = k.add(self.column, quad);
-            let column = k.mul_add(self.consumer.quarter, 8, column);
-            let column = k.add(column, strip.column);
-            let left = k.variable(some);
-            k.repeat_while(|k| {
-                let one = self.next_adapter(k, chosen, first, left);
-                let (other, rest) = (self.without(k, chosen, first, (left, one)), left);
-                // Where there is no second, the first takes its place, too.
-                let exists = k.ne(other, 0);
-                let other = k.select(exists, other, rest);
-                let two = self.next_adapter(k, chosen, first, other);
-                let after = self.without(k, chosen, first, (other, two));
-                let after = k.select(exists, after, 0);
-                self.multiply(k, &groups, (quad, place), [one, two], column, low_rank);
-                k.set(left, after);
-                k.ne(left, 0)
-            });
-        });
-        groups
-            .into_iter()
-            .map(|group| {
-                let adapters = group.adapters;
-                [0, 1].map(|neighbour| {
-                    let theirs = self.tile.owner.is_adapter(k, adapters[neighbour]);
-                    let delta = |matrix: usize| theirs.zip(group.deltas[neighbour].get(matrix).copied());
-                    [delta(0), delta(1)]
-                })
-            })
-            .collect()
-    }
-
-    /// The adapter of the first of some tokens, which are bits from a token of the word on.
-    fn next_adapter(&self, k: &mut Builder, chosen: Reg<U32>, first: u32, tokens: Reg<U32>) -> Reg<U32> {
-        let (below, others) = (k.sub(tokens, 1), k.not(tokens));
-        let below = k.and(below, others);
-        let place = k.count_ones(below);
-        let place = k.add(place, first);
-        k.shuffle(ShuffleMode::Index, chosen, place)
-    }
-
-    /// Those of some tokens that have another adapter.
-    fn without(
-        &self,
-        k: &mut Builder,
-        chosen: Reg<U32>,
-        first: u32,
-        (tokens, adapter): (Reg<U32>, Reg<U32>),
-    ) -> Reg<U32> {
-        let other = k.ne(chosen, adapter);
-        let others = k.ballot(other);
-        let others = k.shr(others, first);
-        k.and(tokens, others)
-    }
-
-    /// Multiplies t of some groups with a column's rows of two adapters' B, and leaves it for tokens that have them.
-    fn multiply(
-        &self,
-        k: &mut Builder,
-        groups: &[AddedGroup],
-        (quad, place): (Reg<U32>, Reg<U32>),
-        adapters: [Reg<U32>; 2],
-        column: Reg<U32>,
-        [rank, parts]: [u32; 2],
-    ) {
-        let (owner, last) = (&self.tile.owner, k.sub(self.rows.count, 1));
-        for matrix in 0..groups[0].deltas[0].len() {
-            let number = matrix as u32;
-            let b = adapters.map(|adapter| owner.b(k, number, adapter, [column, self.tile.n]));
-            let [Some(one), Some(two)] = b else { return };
-            let of_group = |group: &AddedGroup| {
-                let token = k.add(quad, group.first);
-                let token = k.min(token, last);
-                let row = k.add(self.rows.first, token);
-                owner.t(k, number, row)
-            };
-            let t: Vec<Reg<U64>> = groups.iter().filter_map(of_group).collect();
-            let sums: Vec<[Reg<F32>; 4]> = groups.iter().map(|_| [0; 4].map(|_| k.variable(0.0))).collect();
-            let four = |k: &mut Builder, from: Reg<U64>, sixteen: u32| -> [Reg<U32>; 2] {
-                let at = k.mul_wide_add(place, 8, from);
-                k.load_vector(Addr::<Global>::of(at).plus((32 * sixteen).cast_signed()))
-            };
-            for sixteen in 0..rank / 16 {
-                let rows: Vec<[Reg<U32>; 4]> = (0..parts)
-                    .map(|part| {
-                        let [[low, high], [other_low, other_high]] =
-                            [one, two].map(|from| four(k, from, parts * sixteen + part));
-                        [low, other_low, high, other_high]
-                    })
-                    .collect();
-                let tokens: Vec<Vec<[Reg<U32>; 2]>> = t
-                    .iter()
-                    .map(|&from| (0..T_PARTS).map(|part| four(k, from, T_PARTS * sixteen + part)).collect())
-                    .collect();
-                // The smallest products first; what two small parts make is below all that counts.
-                for (of_b, of_t) in (0..T_PARTS).rev().flat_map(|sum| (0..=sum).map(move |b| (b, sum - b))) {
-                    if of_b < parts {
-                        for (sums, tokens) in sums.iter().zip(&tokens) {
-                            k.mma(MatrixElement::Bf16, *sums, rows[of_b as usize], tokens[of_t as usize]);
-                        }
-                    }
-                }
-            }
-            for (group, sums) in groups.iter().zip(sums) {
-                for (neighbour, &own) in group.adapters.iter().enumerate() {
-                    for (adapter, value) in adapters.into_iter().zip([sums[neighbour], sums[2 + neighbour]]) {
-                        let theirs = k.eq(own, adapter);
-                        k.when(theirs, |k| k.set(group.deltas[neighbour][matrix], value));
-                    }
-                }
-            }
+    /// What is added to a thread's sums in a strip, of some tokens.
+    fn deltas(&self, k: &mut Builder, strip: &Strip, tokens: impl Iterator<Item = u32>) -> Vec<[Delta; 2]> {
+        if !self.finish.adapted() {
+            return tokens.map(|_| [None; 2]).collect();
         }
+        let (quad, place) = (k.shr(self.consumer.lane, 2), k.and(self.consumer.lane, 3));
+        let column = k.add(self.column, quad);
+        let column = k.mul_add(self.consumer.quarter, 8, column);
+        let column = k.add(column, strip.column);
+        let (own, last) = (k.shl(place, 1), k.sub(self.rows.count, 1));
+        let of = |further: u32| {
+            let bit = k.bit_extract(self.theirs[further as usize / 32], further % 32, 1);
+            let theirs = k.ne(bit, 0);
+            let token = k.add(own, further);
+            let token = k.min(token, last);
+            let row = k.add(self.rows.first, token);
+            let mut of = |matrix| self.tile.owner.delta(k, matrix, [row, column, self.tile.n], theirs);
+            [of(0), if strip.up.is_empty() { None } else { of(1) }]
+        };
+        tokens.map(of).collect()
     }
 
     /// `body` unless all of these tokens are beyond the tile's.
@@ -556,12 +405,12 @@ impl Outgoing<'_> {
     }
 
     /// The thread's row of a group, of its two, element by element: one of each strip. Rows are stored in their order.
-    fn store_row(&self, k: &mut Builder, lane: &Lane, (group, neighbour): (usize, usize), deltas: &[GroupDeltas]) {
+    fn store_row(&self, k: &mut Builder, lane: &Lane, group: usize, neighbour: usize) {
         let further = (8 * group + neighbour) as u32;
         let row = self.row_terms(k, further);
         for (index, (strip, &left)) in self.strips.iter().zip(&lane.left).enumerate() {
             let up = strip.up.get(group).map(|up| up[neighbour]);
-            let row = RowTerms { deltas: deltas.get(index).map_or([None; 2], |deltas| deltas[neighbour]), ..row };
+            let row = RowTerms { deltas: self.deltas(k, strip, std::iter::once(further))[0], ..row };
             let value = self.gates.apply(k, (strip.gate[group][neighbour], up), index, row);
             let exists = k.gt(left, further);
             let at = Addr::<Global>::of(lane.at).plus((strip.column * self.finish.element_bytes()).cast_signed());
@@ -602,14 +451,14 @@ impl Outgoing<'_> {
         let at = Addr::<Shared>::of(at).plus((strip.column * self.finish.element_bytes()).cast_signed());
         let first = 8 * groups.start as u32;
         let at = at.plus((first * self.finish.pitch()).cast_signed());
-        let deltas = self.deltas(k, strip, groups.clone());
+        let tokens = groups.clone().flat_map(|group| [0, 1].map(|i| (8 * group + i) as u32));
+        let mut deltas = self.deltas(k, strip, tokens).into_iter();
         let values: Vec<[Reg<F32>; 2]> = groups
-            .zip(deltas)
-            .map(|(group, deltas)| {
+            .map(|group| {
                 let up = strip.up.get(group);
                 [0, 1].map(|i| {
                     let row = self.row_terms(k, (8 * group + i) as u32);
-                    let row = RowTerms { deltas: deltas[i], ..row };
+                    let row = RowTerms { deltas: deltas.next().unwrap_or_default(), ..row };
                     self.gates.apply(k, (strip.gate[group][i], up.map(|up| up[i])), index, row)
                 })
             })
@@ -701,8 +550,7 @@ impl<'a> Leaving<'a> {
             None => self.begun = Some(self.begin(k)),
             Some((outgoing, lane)) => {
                 let (group, neighbour) = (self.stored / 2, self.stored % 2);
-                let place = (group, neighbour);
-                outgoing.unless_missing(k, 8 * group as u32, |k| outgoing.store_row(k, lane, place, &[]));
+                outgoing.unless_missing(k, 8 * group as u32, |k| outgoing.store_row(k, lane, group, neighbour));
                 self.stored += 1;
             }
         });

@@ -19,7 +19,7 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
 /// One warp fills the stages with tokens.
 pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
     fill(k, parts, |k, found, _, round| Tokens::new(k, parts, found, round));
-    if parts.config.experts.is_some_and(|experts| experts.follows || experts.added.is_some()) {
+    if parts.config.experts.is_some_and(|experts| experts.follows || experts.added) {
         // A block without tiles, too, ends behind the kernel before this one, so that who waits for this one has waited
         // for both.
         k.grid_dependency_wait();
