@@ -7,8 +7,8 @@
 // - What returns int32_t returns HAMMERHEAD_OK, or the kind of the failure; hammerhead_last_error() then says in words what
 //   was wrong and what to do. A failed call makes no object, and what it left in outputs means nothing.
 // - Memory that you pass stays yours, is read (or written, for results) during the call only, and may be freed right after it.
-//   Engines and layers are freed by their destroy functions, once; NULL is fine there.
-// - Engines and layers may be used by several threads at once. Destroy them when no call uses them any more.
+//   Engines, layers and adapters are freed by their destroy functions, once; NULL is fine there.
+// - Engines, layers and adapters may be used by several threads at once. Destroy them when no call uses them any more.
 // - The functions of a queue take memory of a GPU, and return before it is read: it stays until the stream has done the work.
 // - NULL where something is needed, sizes that do not fit, and names that do not exist are failures, not crashes.
 
@@ -113,6 +113,9 @@
 // As [`HAMMERHEAD_ROUTING_SIGMOID`], with the root of ln(1 + eˣ) in place of the sigmoid (DeepSeek-V4).
 #define HAMMERHEAD_ROUTING_SQRT_SOFTPLUS 6
 
+// Adapters of a layer. Opaque. On a GPU they are put beside the layer's weights by the first call there.
+typedef struct HammerheadAdapters HammerheadAdapters;
+
 // Backends and threads, ready to compute. Opaque.
 typedef struct HammerheadEngine HammerheadEngine;
 
@@ -123,6 +126,90 @@ typedef struct HammerheadLayer HammerheadLayer;
 
 // A stream of a GPU, and what is queued there. Opaque; one thread at a time may use it.
 typedef struct HammerheadQueue HammerheadQueue;
+
+// What an adapter adds to a matrix's product, b·(a·x) times the adapter's scaling; or nothing: a is NULL.
+typedef struct HammerheadLowRank {
+  // The rank, at most 64.
+  size_t rank;
+  // HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32, of a and b.
+  uint32_t element;
+  // Numbers [rank, columns of the matrix], peft's lora_A; or NULL.
+  const void *a;
+  // The bytes at `a`.
+  size_t a_bytes;
+  // Numbers [rows of the matrix, rank], peft's lora_B.
+  const void *b;
+  // The bytes at `b`.
+  size_t b_bytes;
+} HammerheadLowRank;
+
+// What an adapter adds to the matrices of an expert.
+typedef struct HammerheadExpertLowRanks {
+  // To the gate matrix, or the only one.
+  struct HammerheadLowRank b1;
+  // To the up matrix; nothing where the gate takes one.
+  struct HammerheadLowRank b2;
+  // To the down projection.
+  struct HammerheadLowRank down;
+} HammerheadExpertLowRanks;
+
+// One adapter of a layer.
+typedef struct HammerheadAdapter {
+  // What all that it adds is multiplied with: peft's lora_alpha / r.
+  float scaling;
+  // A structure for every expert of the layer.
+  const struct HammerheadExpertLowRanks *experts;
+  // One for the shared expert, or NULL.
+  const struct HammerheadExpertLowRanks *shared;
+} HammerheadAdapter;
+
+// The tokens of one group: [rows, k], row-major.
+typedef struct HammerheadTokens {
+  // HAMMERHEAD_F16, HAMMERHEAD_BF16, HAMMERHEAD_F32 or HAMMERHEAD_NVFP4; the same for all groups of a call.
+  uint32_t element;
+  // The elements; for HAMMERHEAD_NVFP4 the codes. May be NULL if there are no rows.
+  const void *values;
+  // The bytes at `values`.
+  size_t values_bytes;
+  // The scales, for HAMMERHEAD_NVFP4; else NULL.
+  const uint8_t *scales;
+  // The bytes at `scales`; else 0.
+  size_t scales_bytes;
+  // Tokens. May be 0.
+  size_t rows;
+  // Elements of a token.
+  size_t k;
+  // The scale of all tokens of the group; 1 if they have none.
+  float global_scale;
+} HammerheadTokens;
+
+// Finite numbers in single precision, or none: NULL and 0.
+typedef struct HammerheadVector {
+  // The numbers.
+  const float *values;
+  // The bytes at `values`: four per number.
+  size_t bytes;
+} HammerheadVector;
+
+// The adapter of every token.
+typedef struct HammerheadTokenAdapters {
+  // The adapters.
+  const struct HammerheadAdapters *adapters;
+  // The number of each token's, signed, 32 bits; -1 for none.
+  const int32_t *ids;
+  // The bytes at `ids`: four per token.
+  size_t ids_bytes;
+} HammerheadTokenAdapters;
+
+// Room for the result of one group: [rows, n], row-major. It may not overlap with anything else of the call.
+typedef struct HammerheadOutput {
+  // HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32; the same for all groups of a call.
+  uint32_t element;
+  // Where the result goes. May be NULL if there are no rows.
+  void *values;
+  // The bytes there: rows·n times the size of an element.
+  size_t values_bytes;
+} HammerheadOutput;
 
 // An NVFP4 matrix of [rows, k]: element = e2m1(code) · e4m3(scale) · global.
 typedef struct HammerheadMatrix {
@@ -159,36 +246,6 @@ typedef struct HammerheadInputScale {
   size_t factors_bytes;
 } HammerheadInputScale;
 
-// The tokens of one group: [rows, k], row-major.
-typedef struct HammerheadTokens {
-  // HAMMERHEAD_F16, HAMMERHEAD_BF16, HAMMERHEAD_F32 or HAMMERHEAD_NVFP4; the same for all groups of a call.
-  uint32_t element;
-  // The elements; for HAMMERHEAD_NVFP4 the codes. May be NULL if there are no rows.
-  const void *values;
-  // The bytes at `values`.
-  size_t values_bytes;
-  // The scales, for HAMMERHEAD_NVFP4; else NULL.
-  const uint8_t *scales;
-  // The bytes at `scales`; else 0.
-  size_t scales_bytes;
-  // Tokens. May be 0.
-  size_t rows;
-  // Elements of a token.
-  size_t k;
-  // The scale of all tokens of the group; 1 if they have none.
-  float global_scale;
-} HammerheadTokens;
-
-// Room for the result of one group: [rows, n], row-major. It may not overlap with anything else of the call.
-typedef struct HammerheadOutput {
-  // HAMMERHEAD_F16, HAMMERHEAD_BF16 or HAMMERHEAD_F32; the same for all groups of a call.
-  uint32_t element;
-  // Where the result goes. May be NULL if there are no rows.
-  void *values;
-  // The bytes there: rows·n times the size of an element.
-  size_t values_bytes;
-} HammerheadOutput;
-
 // Memory on the GPU for a queued call to work in, or none (NULL and 0): then the queue uses its own.
 typedef struct HammerheadWorkspace {
   // Where it is, a multiple of 256.
@@ -196,14 +253,6 @@ typedef struct HammerheadWorkspace {
   // How many bytes there are: at least what hammerhead_layer_workspace_bytes says.
   size_t bytes;
 } HammerheadWorkspace;
-
-// Finite numbers in single precision, or none: NULL and 0.
-typedef struct HammerheadVector {
-  // The numbers.
-  const float *values;
-  // The bytes at `values`: four per number.
-  size_t bytes;
-} HammerheadVector;
 
 // Threads of the caller's, as a function that runs tasks on them.
 typedef struct HammerheadThreads {
@@ -273,6 +322,59 @@ typedef struct HammerheadRouting {
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// Makes adapters of a whole layer, of which each token of a call may have one. Their numbers are copied.
+//
+// # Safety
+//
+// `adapters` leads to `count` structures, each of which has a structure for every expert of the layer; all pointers in
+// structures lead to as many bytes as is said beside them; `made` may be written.
+int32_t hammerhead_adapters_create(const struct HammerheadLayer *layer,
+                                   const struct HammerheadAdapter *adapters,
+                                   size_t count,
+                                   struct HammerheadAdapters **made);
+
+// Frees adapters.
+//
+// # Safety
+//
+// `adapters` is NULL or was made by hammerhead_adapters_create and not yet freed, and no call uses it.
+void hammerhead_adapters_destroy(struct HammerheadAdapters *adapters);
+
+// hammerhead_moe_run with an adapter beside the weights for tokens that have one. A layer of one expert takes ids that
+// are all 0, and weights of 1.
+//
+// # Safety
+//
+// As for hammerhead_moe_run, for `adapted` too.
+int32_t hammerhead_moe_run_adapted(const struct HammerheadEngine *engine,
+                                   const struct HammerheadLayer *layer,
+                                   const struct HammerheadTokens *tokens,
+                                   const void *ids,
+                                   uint32_t id_bits,
+                                   size_t ids_bytes,
+                                   struct HammerheadVector weights,
+                                   uint32_t weights_on_input,
+                                   struct HammerheadTokenAdapters adapted,
+                                   const struct HammerheadOutput *output);
+
+// hammerhead_queue_moe with an adapter beside the weights for tokens that have one: their numbers are in the GPU's
+// memory, and a number that is no adapter's means none. The queue's own workspace is taken. The first call with these
+// adapters puts them into the GPU's memory, and must not be captured.
+//
+// # Safety
+//
+// As for hammerhead_queue_moe, for `adapted` too, which is freed no earlier than the stream has done the work.
+int32_t hammerhead_queue_moe_adapted(struct HammerheadQueue *queue,
+                                     const struct HammerheadLayer *layer,
+                                     const struct HammerheadTokens *tokens,
+                                     const void *ids,
+                                     uint32_t id_bits,
+                                     size_t ids_bytes,
+                                     struct HammerheadVector weights,
+                                     uint32_t weights_on_input,
+                                     struct HammerheadTokenAdapters adapted,
+                                     const struct HammerheadOutput *output);
 
 // Makes an engine.
 //

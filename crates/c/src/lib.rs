@@ -5,6 +5,7 @@
 //! thread can ask for, and lets no panic cross the border. Everything that comes in is checked here before it becomes a
 //! slice; numbers that name something (elements, gates) are plain integers, since a C caller may pass any.
 
+mod adapters;
 mod layer;
 mod operands;
 mod queue;
@@ -12,6 +13,7 @@ mod status;
 mod threads;
 mod whole;
 
+pub use adapters::*;
 pub use layer::*;
 pub use operands::{
     HAMMERHEAD_BF16, HAMMERHEAD_EXPERTS_ALL, HAMMERHEAD_EXPERTS_ONLY, HAMMERHEAD_EXPERTS_SHARED, HAMMERHEAD_F16,

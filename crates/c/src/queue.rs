@@ -44,7 +44,7 @@ fn element(element: u32, what: &str) -> Result<(Activation, hammerhead::Output)>
 }
 
 /// Refuses a number of bytes that is not what is expected.
-fn expect(what: &str, came: usize, expected: Option<usize>) -> Result<()> {
+pub(crate) fn expect(what: &str, came: usize, expected: Option<usize>) -> Result<()> {
     match expected {
         Some(expected) if expected == came => Ok(()),
         Some(expected) => Err(Error::Length { what: what.to_owned(), expected, came }),
@@ -53,7 +53,7 @@ fn expect(what: &str, came: usize, expected: Option<usize>) -> Result<()> {
 }
 
 /// Tokens and results in the GPU's memory.
-fn tensors(tokens: &Tokens, output: &Output) -> Result<(DeviceTokens, DeviceOutput)> {
+pub(crate) fn tensors(tokens: &Tokens, output: &Output) -> Result<(DeviceTokens, DeviceOutput)> {
     let ((activation, _), (_, of_output)) =
         (element(tokens.element, "the tokens")?, element(output.element, "the output")?);
     let elements = tokens.rows.checked_mul(tokens.k);
@@ -75,7 +75,7 @@ fn tensors(tokens: &Tokens, output: &Output) -> Result<(DeviceTokens, DeviceOutp
 /// # Safety
 ///
 /// A pointer that is not null leads to a queue that nobody else uses for `'a`.
-unsafe fn queue_at<'a>(queue: *mut Queue) -> Result<&'a mut gpu::Queue> {
+pub(crate) unsafe fn queue_at<'a>(queue: *mut Queue) -> Result<&'a mut gpu::Queue> {
     // SAFETY: the caller's promise.
     let queue = unsafe { queue.as_mut() };
     queue.map(|queue| &mut queue.0).ok_or_else(|| Error::Null { what: "queue".to_owned() })
@@ -275,20 +275,30 @@ pub unsafe extern "C" fn hammerhead_queue_moe(
         // SAFETY: the caller's promise.
         let (queue, layer, given) = unsafe { (queue_at(queue)?, at(layer, "layer")?, at(tokens, "tokens")?) };
         let experts = layer.experts()?.0;
-        let wide = match id_bits {
-            32 => false,
-            64 => true,
-            other => return Err(Error::argument("id_bits", format!("{other} is neither 32 nor 64"))),
-        };
-        let entries = weights.bytes / 4;
-        let top = entries.checked_div(given.rows).unwrap_or(1);
-        expect("weights", weights.bytes, given.rows.checked_mul(4 * top))?;
-        expect("ids", ids_bytes, entries.checked_mul(if wide { 8 } else { 4 }))?;
+        let routing = given_on_device((ids, id_bits, ids_bytes), weights, weights_on_input, given.rows)?;
         // SAFETY: the caller's promise.
         let (tokens, out) = tensors(given, unsafe { at(output, "output") }?)?;
-        let (ids, weights) = (ids.addr() as u64, weights.values.addr() as u64);
-        let routing = DeviceRouting::Given { ids, wide, weights, top, on_input: weights_on_input != 0 };
         // SAFETY: the caller's promise.
         Ok(unsafe { queue.enqueue_experts(experts, tokens, routing, out, workspace.lent()) }?)
     })
+}
+
+/// A routing of so many tokens that the caller gives in the GPU's memory.
+pub(crate) fn given_on_device<'a>(
+    (ids, id_bits, ids_bytes): (*const c_void, u32, usize),
+    weights: Vector,
+    weights_on_input: u32,
+    rows: usize,
+) -> Result<DeviceRouting<'a>> {
+    let wide = match id_bits {
+        32 => false,
+        64 => true,
+        other => return Err(Error::argument("id_bits", format!("{other} is neither 32 nor 64"))),
+    };
+    let entries = weights.bytes / 4;
+    let top = entries.checked_div(rows).unwrap_or(1);
+    expect("weights", weights.bytes, rows.checked_mul(4 * top))?;
+    expect("ids", ids_bytes, entries.checked_mul(if wide { 8 } else { 4 }))?;
+    let (ids, weights) = (ids.addr() as u64, weights.values.addr() as u64);
+    Ok(DeviceRouting::Given { ids, wide, weights, top, on_input: weights_on_input != 0 })
 }

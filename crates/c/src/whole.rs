@@ -511,20 +511,35 @@ pub unsafe extern "C" fn hammerhead_moe_run(
         // SAFETY: the caller's promise.
         let ((experts, _), rows) = unsafe { (at(layer, "layer")?.experts()?, at(tokens, "tokens")?.rows) };
         // SAFETY: the caller's promise.
-        let ids = unsafe {
-            match id_bits {
-                32 => Ids::I32(slice(ids.cast(), ids_bytes, "ids")?),
-                64 => Ids::I64(slice(ids.cast(), ids_bytes, "ids")?),
-                other => return Err(Error::argument("id_bits", format!("{other} is neither 32 nor 64"))),
-            }
-        };
-        // SAFETY: the caller's promise.
-        let weights = unsafe { slice(weights.values, weights.bytes, "weights") }?;
-        let routed = Routed::given(ids, weights, rows, experts.count())?;
-        let routed = if weights_on_input == 0 { routed } else { routed.on_input() };
+        let routed = unsafe { given((ids, id_bits, ids_bytes), weights, weights_on_input, [rows, experts.count()]) }?;
         // SAFETY: the caller's promise.
         unsafe { run(engine, experts, tokens, &routed, output) }
     })
+}
+
+/// A routing that the caller gives, of so many tokens among so many experts.
+///
+/// # Safety
+///
+/// As for [`slice`], for ids and weights.
+pub(crate) unsafe fn given(
+    (ids, id_bits, ids_bytes): (*const c_void, u32, usize),
+    weights: Vector,
+    weights_on_input: u32,
+    [rows, experts]: [usize; 2],
+) -> Result<Routed> {
+    // SAFETY: the caller's promise.
+    let ids = unsafe {
+        match id_bits {
+            32 => Ids::I32(slice(ids.cast(), ids_bytes, "ids")?),
+            64 => Ids::I64(slice(ids.cast(), ids_bytes, "ids")?),
+            other => return Err(Error::argument("id_bits", format!("{other} is neither 32 nor 64"))),
+        }
+    };
+    // SAFETY: the caller's promise.
+    let weights = unsafe { slice(weights.values, weights.bytes, "weights") }?;
+    let routed = Routed::given(ids, weights, rows, experts)?;
+    Ok(if weights_on_input == 0 { routed } else { routed.on_input() })
 }
 
 /// Computes routed tokens.
@@ -532,7 +547,7 @@ pub unsafe extern "C" fn hammerhead_moe_run(
 /// # Safety
 ///
 /// As for [`hammerhead_mlp_run`].
-unsafe fn run(
+pub(crate) unsafe fn run(
     engine: *const Engine,
     experts: &Experts,
     tokens: *const Tokens,

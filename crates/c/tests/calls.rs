@@ -618,3 +618,68 @@ fn an_engine_computes_on_threads_of_the_callers() {
     }
     assert_eq!(create(null()).0, HAMMERHEAD_INVALID);
 }
+
+#[test]
+fn tokens_have_what_their_adapters_add_and_others_their_bits() {
+    let (owned, engine) = (Owned::new(K, 0.5), engine());
+    let expert = mlp(&owned, EMPTY);
+    let (a, b, x) = (numbers(2 * K), numbers(2 * K), numbers(3 * K));
+    let (mut layer, mut adapters, mut refused) = (null_mut(), null_mut(), null_mut());
+    let none = LowRank { rank: 0, element: HAMMERHEAD_F32, a: null(), a_bytes: 0, b: null(), b_bytes: 0 };
+    let pair = LowRank {
+        rank: 2,
+        element: HAMMERHEAD_F32,
+        a: a.as_ptr().cast(),
+        a_bytes: 8 * K,
+        b: b.as_ptr().cast(),
+        b_bytes: 8 * K,
+    };
+    let down = ExpertLowRanks { b1: none, b2: none, down: pair };
+    let of = |scaling: f32| Adapter { scaling, experts: &down, shared: null() };
+    let (ids, ones) = ([0i32; 3], [1f32; 3]);
+    // SAFETY: all sizes are those of the slices.
+    unsafe {
+        let gate = HAMMERHEAD_GATE_SILU;
+        assert_eq!(hammerhead_mlp_load(engine, &expert, gate, 0.0, null(), &mut layer), HAMMERHEAD_OK);
+        let both = [of(0.5), of(1.0)];
+        let made = hammerhead_adapters_create(layer, both.as_ptr(), 2, &mut adapters);
+        assert_eq!(made, HAMMERHEAD_OK, "{}", last_error());
+        let run = |numbers: &[i32]| {
+            let mut y = vec![0f32; 3 * K];
+            let adapted = TokenAdapters { adapters, ids: numbers.as_ptr(), ids_bytes: 4 * numbers.len() };
+            let (ids, weights, out) = (ids.as_ptr().cast(), vector(&ones), output(&mut y));
+            let x = tokens(&x);
+            let status = hammerhead_moe_run_adapted(engine, layer, &x, ids, 32, 12, weights, 0, adapted, &out);
+            (status, y)
+        };
+        let (mut plain, (status, found)) = (vec![0f32; 3 * K], run(&[0, -1, 1]));
+        assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+        assert_eq!(hammerhead_mlp_run(engine, layer, &tokens(&x), &output(&mut plain)), HAMMERHEAD_OK);
+        assert_eq!(found[K..2 * K], plain[K..2 * K], "a token without an adapter has its bits");
+        // What is added to down goes with the scaling.
+        let (_, half) = run(&[0, 0, 0]);
+        for column in 2 * K..3 * K {
+            let [whole, half] = [found[column] - plain[column], half[column] - plain[column]];
+            assert!((whole - 2.0 * half).abs() < 1e-4 * (1.0 + whole.abs() + plain[column].abs()), "{whole} {half}");
+        }
+        assert!(found[2 * K..] != plain[2 * K..] && found[..K] != plain[..K]);
+        for (numbers, word) in [(&[0, 0][..], "one per token"), (&[0, 0, 2], "the number of a token's adapter")] {
+            assert_eq!(run(numbers).0, HAMMERHEAD_INVALID);
+            assert!(last_error().contains(word), "{}", last_error());
+        }
+        let short = ExpertLowRanks { down: LowRank { b_bytes: 8, ..pair }, ..down };
+        let wide = ExpertLowRanks { down: LowRank { rank: 65, ..pair }, ..down };
+        for (pairs, shared, word) in [
+            (&short, null(), "b of down of expert 0 of adapter 0"),
+            (&wide, null(), "a of down"),
+            (&down, &raw const down, "no shared expert"),
+        ] {
+            let adapter = Adapter { scaling: 1.0, experts: pairs, shared };
+            assert_eq!(hammerhead_adapters_create(layer, &adapter, 1, &mut refused), HAMMERHEAD_INVALID);
+            assert!(last_error().contains(word), "{}", last_error());
+        }
+        hammerhead_adapters_destroy(adapters);
+        hammerhead_layer_destroy(layer);
+        hammerhead_engine_destroy(engine);
+    }
+}
