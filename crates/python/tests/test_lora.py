@@ -89,6 +89,30 @@ def test_an_mlp_takes_adapters_too():
     assert ((found.double() - expected).norm() / expected.norm()).item() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["shared_expert", "shared_experts"])
+def test_a_shared_expert_has_adapters_of_its_own_by_pefts_names(tmp_path, name):
+    arrays = [matrix(32, HIDDEN, 91), matrix(32, HIDDEN, 92), matrix(HIDDEN, 32, 93)]
+    layer = experts(intermediate="f32", shared=hammerhead.MlpArrays(*arrays))
+    pairs = [low_rank(n, k, 4, 50 + place) for place, (n, k) in enumerate([(32, HIDDEN), (32, HIDDEN), (HIDDEN, 32)])]
+    named_pairs = zip(("gate_proj", "up_proj", "down_proj"), pairs)
+    tensors = {f"m.{name}.{part}.lora_{side}.weight": getattr(pair, side.lower()) for part, pair in named_pairs for side in "AB"}
+    read = lora.from_peft(written(tmp_path / "a", tensors), layer, "m")
+    x, (ids, weights) = torch.randn(5, HIDDEN), routing(5)
+    which = torch.tensor([0, -1, 0, -1, 0], dtype=torch.int32)
+    found = layer(x, ids, weights, adapters=layer.adapters([read]), adapter_ids=which)
+    full = [part.dequantize().double() for part in arrays]
+    added = [part + 2.0 * pair.b.double() @ pair.a.double() for part, pair in zip(full, pairs)]
+    expected = merged(x, ids, weights, [], [-1] * 5)
+    for token, row in enumerate(x.double()):
+        gate, up, down = added if which[token] >= 0 else full
+        expected[token] += down @ (torch.nn.functional.silu(gate @ row) * (up @ row))
+    assert ((found.double() - expected).norm() / expected.norm()).item() < 1e-5
+    with pytest.raises(ValueError, match="nothing for m"):
+        lora.from_peft(tmp_path / "a", experts(), "m")
+    with pytest.raises(ValueError, match="no shared expert"):
+        experts().adapters([hammerhead.Adapter(1.0, adapter(4, 0).experts, tuple(pairs))])
+
+
 def test_what_does_not_fit_is_refused_by_its_name():
     layer = experts()
     adapters = layer.adapters([adapter(4, 0)])

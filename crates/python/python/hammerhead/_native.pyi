@@ -30,7 +30,8 @@ _Options = tuple[str, str, bool, int | None, int | None, str | None, int | None,
 _Fp8Parts = tuple[bytes, int, bytes | None, list[float] | None, list[int] | None, list[float] | None]
 # A and B of a projection; an adapter: its scaling, and those of gate, up and down of every expert.
 _Pair = tuple[_Numbers, _Numbers] | None
-_Adapter = tuple[float, list[tuple[_Pair, _Pair, _Pair]]]
+_Expert = tuple[_Pair, _Pair, _Pair]
+_Adapter = tuple[float, list[_Expert], _Expert | None]
 # Scoring, experts per token, correction, groups and how many are looked into, scaling.
 _Router = tuple[str, int, list[float] | None, tuple[int, int] | None, float]
 

@@ -76,8 +76,8 @@ def from_peft(
         raise ValueError(f"{folder}: it has nothing for {module}; there are {tensors.examples()}")
     if len(set(scalings.values())) > 1:
         raise ValueError(f"{folder}: projections of {module} are scaled by {sorted(set(scalings.values()))}; one is expected")
-    of_all = tuple(read.shared) if any(read.shared) else None
-    return Adapter(next(iter(scalings.values())), [(gate, up, down) for gate, up, down in read.experts], of_all)
+    [*experts, of_all] = [(gate, up, down) for gate, up, down in [*read.experts, read.shared]]
+    return Adapter(next(iter(scalings.values())), experts, of_all if any(of_all) else None)
 
 
 class _Layer:

@@ -118,8 +118,8 @@ fn simulators() -> impl Iterator<Item = &'static dyn Backend> {
 
 #[test]
 fn adapters_of_every_kind_are_right_on_every_backend() {
-    // Plain; a shared expert, and one with a gate of its own; biases and another gate; weights on the input; one matrix;
-    // input scales, which adapters do not see.
+    // Plain; a shared expert, and one with a gate of its own; biases and another gate; weights on the input; one
+    // matrix; input scales, which adapters do not see.
     let names = [
         "qwen3-30b-a3b",
         "deepseek-v3",
