@@ -44,12 +44,13 @@ def expanded(folder):
     return weights
 
 
-def expected_model(folder, tmp_path):
-    """The same model, with nothing quantised, in float32."""
+def expected_model(folder, tmp_path, added=None):
+    """The same model, with nothing quantised, in float32, and something added to some weights."""
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     plain = tmp_path / f"{folder.name}-plain"
     plain.mkdir()
     (plain / "config.json").write_text(json.dumps(config))
-    save_file({name: weight.contiguous() for name, weight in expanded(folder).items()}, plain / "model.safetensors", {"format": "pt"})
+    weights = {name: weight + (added or {}).get(name, 0) for name, weight in expanded(folder).items()}
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, plain / "model.safetensors", {"format": "pt"})
     return transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)

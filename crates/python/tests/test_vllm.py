@@ -4,7 +4,9 @@ against the same models with weights expanded.
 Where vLLM is not installed all of this is skipped; docs/vllm.md says how to install it.
 """
 
+import json
 import os
+import re
 
 import pytest
 
@@ -14,7 +16,9 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 vllm = pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 from expansion import DATA, MIXED, MIXED_EXPERTS, MODELS, expanded, expected_model  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from vllm.distributed import cleanup_dist_env_and_memory  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.model_executor.kernels import linear as kernels  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 
@@ -142,3 +146,50 @@ def test_a_compiled_model_generates_the_same():
 def test_activations_may_be_bfloat16():
     ids, _ = generated(loaded(DATA / "modelopt_llama", dtype="bfloat16"))
     assert len(ids) == 8
+
+
+def adapter(folder, seed, names, shape_of, rank=4, alpha=8):
+    """An adapter as peft writes it, of some modules of a model, and what it adds to each of their weights."""
+    generator, tensors, deltas = torch.Generator().manual_seed(seed), {}, {}
+    for name in names:
+        n, k = shape_of(name)
+        a, b = torch.randn(rank, k, generator=generator) / k**0.5, torch.randn(n, rank, generator=generator) / 2
+        tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+        deltas[f"{name}.weight"] = alpha / rank * b @ a
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    modules = sorted({name.rpartition(".")[2] for name in names})
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": modules, "bias": "none"})
+    )
+    return deltas
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="experts with LoRA are ours on a CPU only")
+@pytest.mark.parametrize("name", ["modelopt_qwen3_moe", "compressed_qwen3_moe", "modelopt_qwen2_moe", "compressed_qwen3"])
+def test_adapters_of_requests_are_those_merged_into_the_model(name, tmp_path):
+    weights = expanded(DATA / name)
+    of_mlps = re.compile(r"(model\.layers\.\d+\.(?:mlp\..*_proj|self_attn\.q_proj))\.weight")
+    modules = [match[1] for match in map(of_mlps.fullmatch, weights) if match]
+    folders = [tmp_path / "one", tmp_path / "other"]
+    # The second leaves attention alone. vLLM takes adapters of all experts of a layer, or of none.
+    fewer = [module for module in modules if "self_attn" not in module]
+    shape_of = lambda module: weights[f"{module}.weight"].shape
+    added = [adapter(folders[0], 1, modules, shape_of), adapter(folders[1], 2, fewer, shape_of, rank=8, alpha=4)]
+    model = loaded(DATA / name, enable_lora=True, max_loras=3, max_lora_rank=8)
+    requests = [LoRARequest(folder.name, 1 + number, str(folder)) for number, folder in enumerate(folders)]
+    sampling = vllm.SamplingParams(temperature=0, max_tokens=6, detokenize=False, logprobs=1)
+    # All of them in one batch. On a CPU, vLLM's linear layers take the last slot's adapter for requests without one: that
+    # slot is left empty.
+    asked = [requests[0], None, requests[1], requests[0]]
+    answers = model.generate([{"prompt_token_ids": PROMPT}] * 4, sampling, lora_request=asked, use_tqdm=False)
+    for number, (answer, deltas) in enumerate(zip(answers, [added[0], {}, added[1], added[0]])):
+        [choice] = answer.outputs
+        ids, found = list(choice.token_ids), [each[token].logprob for token, each in zip(choice.token_ids, choice.logprobs)]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        expected = expected_model(DATA / name, folder, deltas)
+        with torch.no_grad():
+            logits = expected(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1].double()
+        wanted = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted, rtol=0, atol=APART)

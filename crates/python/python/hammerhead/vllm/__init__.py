@@ -32,7 +32,7 @@ def register() -> None:
     if not serves(current_platform):
         return
     try:
-        from hammerhead.vllm import _compressed, _modelopt
+        from hammerhead.vllm import _compressed, _lora, _modelopt
     except (ImportError, AttributeError) as error:
         # Models that are not NVFP4 must still be served.
         logging.getLogger("vllm.hammerhead").warning(
@@ -44,3 +44,4 @@ def register() -> None:
         return
     _modelopt.register()
     _compressed.register()
+    _lora.register()

@@ -19,7 +19,7 @@ def experts_method(prefix: str, moe: Any, ours: Callable[[], Any], theirs: Calla
     On a CPU, where vLLM has no kernel for them, those are refused: ``NotImplementedError`` with the layer's name.
     """
     try:
-        check_experts(moe, GROUP)
+        check_experts(moe, GROUP, lora=current_platform.is_cpu())
     except NotImplementedError as error:
         if current_platform.is_cpu():
             raise NotImplementedError(f"{prefix}: {error}; {WITHOUT}") from None
@@ -43,7 +43,7 @@ def other_experts_method(
         reason = _first_line(error)
         raise NotImplementedError(f"{prefix}: its experts are {kind}, and vLLM refuses them: {reason}") from error
     try:
-        check_experts(moe, 1)
+        check_experts(moe, 1, lora=False)
     except NotImplementedError as error:
         raise NotImplementedError(f"{prefix}: {error}; {WITHOUT}") from None
     return plain()

@@ -7,7 +7,7 @@ of them. Here each keeps its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,8 @@ class LocalExperts:
         options: LayerOptions,
     ) -> None:
         self.weights_on_input = weights_on_input
+        # What tokens have of adapters, as arguments of the layer, once vLLM has some.
+        self.adapted: Callable[[torch.Tensor], dict[str, Any]] = lambda x: {}
         codes, scales, factors = first
         count, matrices = len(factors), len(factors[0])
         rows = codes.shape[1] // matrices
@@ -71,7 +73,7 @@ class LocalExperts:
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Computes tokens by experts of these numbers here; those that are not here add nothing."""
-        return self.experts(x, ids, weights, weights_on_input=self.weights_on_input)
+        return self.experts(x, ids, weights, weights_on_input=self.weights_on_input, **self.adapted(x))
 
 
 def local_ids(expert_map: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor:
@@ -106,16 +108,16 @@ def gate_of(moe: Any) -> tuple[str, float | None]:
     return GATES[name], limit
 
 
-def check_experts(moe: Any, group: int) -> None:
+def check_experts(moe: Any, group: int, lora: bool) -> None:
     """``NotImplementedError`` for experts that cannot be computed here, by vLLM's configuration of the layer.
 
-    Blocks of ``group`` weights must not be cut by tensor parallel.
+    Blocks of ``group`` weights must not be cut by tensor parallel; ``lora`` says whether adapters may be added.
     """
     gate_of(moe)
     if moe.has_bias:
         raise NotImplementedError("its experts have biases, which this plugin does not load")
-    if moe.is_lora_enabled:
-        raise NotImplementedError("vLLM adds LoRA inside its own kernels for experts, which are not used here")
+    if moe.is_lora_enabled and not lora:
+        raise NotImplementedError("its experts have LoRA, which hammerhead adds to NVFP4 experts on a CPU only")
     if moe.intermediate_size_per_partition % group != 0:
         raise NotImplementedError(
             f"each process would hold {moe.intermediate_size_per_partition} columns of its experts, which have "
