@@ -8,7 +8,8 @@
 //!
 //! Where a token has an adapter, that adds to all three products: [`adapters`](crate::adapters).
 //!
-//! In FP8 the operands of both products are rounded to e4m3 first, as [`precision`](mod@crate::precision) says.
+//! In FP8 the operands of both products are rounded to e4m3 first, and y to bf16, as
+//! [`precision`](mod@crate::precision) says.
 //!
 //! Where weights multiply inputs (Llama-4), `x·w` stands in the place of x, rounded to f32 at most, and the outputs are
 //! added as they are.
@@ -265,7 +266,7 @@ struct Mlp<'a, 'b> {
 }
 
 impl Mlp<'_, '_> {
-    /// A token's result, in f32. Tokens may have been rounded already, when they were multiplied with a weight.
+    /// A token's result, in f32, or in FP8 in bf16. Tokens may have been rounded already, when they were multiplied with a weight.
     fn row(
         &self,
         x: &Activations<'_>,
@@ -277,7 +278,10 @@ impl Mlp<'_, '_> {
         let h = self.rounding.row(&h);
         match self.precision {
             Precision::Exact => self.second_product(&h, arithmetic),
-            Precision::Fp8 => self.second_rounded_product(&h, arithmetic(self.rounding.element())),
+            Precision::Fp8 => {
+                let y = self.second_rounded_product(&h, arithmetic(self.rounding.element()))?;
+                Ok(Rounding::BF16.row(&y))
+            }
         }
     }
 
@@ -534,7 +538,7 @@ mod tests {
                 };
                 let of_result = if on_input { 1.0 } else { f64::from(weight) };
                 let y = rounded_product(mlp.down().gate(), &h);
-                expected.iter_mut().zip(y).for_each(|(out, y)| *out += of_result * y);
+                expected.iter_mut().zip(y).for_each(|(out, y)| *out += of_result * bf16::from_f64(y).to_f64());
             }
             let (weights, tokens, routed) = (&weights, &tokens, &routed);
             let fp8 = LayerReference { weights, intermediate: between, precision: Precision::Fp8, tokens, routed };

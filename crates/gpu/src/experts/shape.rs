@@ -88,7 +88,7 @@ impl LayerShape {
     pub fn in_precision(self, precision: Precision) -> Self {
         match precision {
             Precision::Exact => LayerShape { precision, ..self },
-            Precision::Fp8 => LayerShape { precision, codes: Codes::Halves, ..self },
+            Precision::Fp8 => LayerShape { precision, codes: Codes::Halves, partial: Output::BF16, ..self },
         }
     }
 
