@@ -11,8 +11,10 @@
 //! read the fragment to be made anew is done. The words of the next unit are read before the third multiplication.
 //!
 //! *Coarse*, where they are short and waiting for each would take longer: it holds two sets of four fragments, and
-//! dequantises one unit while the tensor cores multiply the one before, a group of four; of e4m3 numbers, of which one
-//! multiplication takes twice as many, a group of two.
+//! dequantises one unit while the tensor cores multiply the one before, a group of four.
+//!
+//! *Rounded* is the fine way with e4m3 numbers, of which one multiplication takes twice as many: the four fragments are
+//! of two units, two sets of two.
 
 use ptx::instr::Accumulate;
 use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32, U64};
@@ -168,8 +170,10 @@ impl Consumer {
                 self.blocks.iter().for_each(|block| block.lift(k, row, lift));
             }
         }
-        // An expert's factors and biases are in memory, so they are asked for before they are needed.
-        let early = self.config.experts.map(|_| k.phase("foresee", |k| parts.epilogue.gates(k, parts, self, tile)));
+        // An expert's factors and biases are in memory, and so is what rows were divided by: they are asked for before
+        // they are needed.
+        let foresees = self.config.experts.is_some() || self.config.element == Tokens::E4m3;
+        let early = foresees.then(|| k.phase("foresee", |k| parts.epilogue.gates(k, parts, self, tile)));
         if self.config.ping_pong {
             k.phase("take turns", |k| parts.pipe.await_other(k, self.warpgroup, round));
         }
@@ -313,6 +317,7 @@ impl Consumer {
                 self.follow(k, parts, walk, &walk.here);
                 self.begin(k);
             }
+            _ if self.config.rounds_finely() => self.unit_rounded(k, parts, walk, unit, ahead),
             _ if self.config.fragment_sets() == 1 => self.unit_fine(k, parts, walk, unit, ahead, beside),
             _ => self.unit_coarse(k, parts, walk, unit, ahead),
         }
@@ -372,6 +377,35 @@ impl Consumer {
         k.wgmma_wait(1);
         self.release_pending(k, parts, walk, unit);
         self.dequantise(k, 1 - set, self.all_slices());
+        self.leave(k, parts, walk, ahead);
+    }
+
+    /// The unit's set of two fragments is ready; the next unit's, in the other set, are made one after the other, each
+    /// once the multiplication that read the one before it is done.
+    fn unit_rounded(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        let set = unit.place as usize % 2;
+        let more = !matches!(ahead, Ahead::Nothing);
+        // What is in this stage can be read at once; another one may have to be waited for.
+        let at_once = matches!(ahead, Ahead::Unit(_));
+        if at_once {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
+        for slice in 0..2 {
+            self.multiply(k, set, &[slice], walk, unit);
+            if slice == 0 && !at_once {
+                self.look_ahead(k, parts, walk, unit, ahead);
+            }
+            if more {
+                k.wgmma_wait(2);
+            }
+            if slice == 1 && more {
+                // No group of the stage before is in flight any more.
+                self.release_pending(k, parts, walk, unit);
+            }
+            if more {
+                self.dequantise(k, 1 - set, &[slice]);
+            }
+        }
         self.leave(k, parts, walk, ahead);
     }
 

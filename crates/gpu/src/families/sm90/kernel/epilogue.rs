@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use ptx::instr::ShuffleMode;
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, Shared, SharedRegion, SpecialRegister, U32, U64};
 
 use super::consume::Consumer;
@@ -94,7 +95,31 @@ impl Finish {
         let gates = Gates::new(k, &tile.owner, single, self.config.function, parts.work.clamp);
         let column = self.column(k, consumer, tile);
         let biases = self.biases(k, consumer, tile, column);
-        TileGates { gates, biases, chosen: self.chosen(k, consumer, tile) }
+        let chosen = self.chosen(k, consumer, tile);
+        let scales = if self.config.foresees_scales() { self.scales(k, consumer, tile) } else { Vec::new() };
+        TileGates { gates, biases, chosen, scales }
+    }
+
+    /// What the rows of the tokens that this block finishes were divided by, where they were rounded to e4m3: a lane has
+    /// every thirty-second's, and behind the last token that one's.
+    fn scales(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile) -> Vec<Reg<F32>> {
+        if self.config.element != Tokens::E4m3 {
+            return Vec::new();
+        }
+        // They come from the kernel before this one, which not everybody has waited for.
+        k.grid_dependency_wait();
+        let rows = self.rows(k, tile);
+        // A tile may have no tokens, and its first one is there nevertheless.
+        let some = k.max(tile.tokens, 1);
+        let end = k.add(tile.first_token, some);
+        let last = k.sub(end, 1);
+        let own = k.add(rows.first, consumer.lane);
+        let of = |first: u32| {
+            let row = k.add(own, first);
+            let row = k.min(row, last);
+            tile.owner.row_scale(k, row)
+        };
+        (0..self.tokens()).step_by(32).filter_map(of).collect()
     }
 
     /// The adapters of the tile's tokens, if they may have some: a lane has every thirty-second, and behind the last
@@ -133,10 +158,12 @@ impl Finish {
         }
     }
 
-    fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: TileGates) {
-        if self.config.element == Tokens::E4m3 || self.adapted() {
-            // What rows were divided by, and what is added to sums, comes from the kernel before this one, too, and has
-            // not been waited for here.
+    fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, mut gates: TileGates) {
+        if gates.scales.is_empty() {
+            gates.scales = self.scales(k, consumer, tile);
+        }
+        if self.adapted() {
+            // What is added to sums comes from the kernel before this one, and has not been waited for here.
             k.grid_dependency_wait();
         }
         let outgoing = self.outgoing(k, consumer, *tile, gates, &consumer.sums);
@@ -154,9 +181,21 @@ impl Finish {
                 self.meet_before_staging(k, consumer);
                 k.phase("stage", |k| {
                     let at = outgoing.staging_place(k, base);
-                    for strip in 0..outgoing.strips.len() {
+                    let strips = 0..outgoing.strips.len();
+                    if self.config.element == Tokens::E4m3 {
+                        // What rows are multiplied with is found once for all strips.
                         for portion in portions(outgoing.groups()) {
-                            outgoing.if_any(k, 8 * portion.start as u32, |k| outgoing.stage(k, at, strip, portion));
+                            outgoing.if_any(k, 8 * portion.start as u32, |k| {
+                                let terms = outgoing.portion_terms(k, &portion);
+                                strips.clone().for_each(|strip| outgoing.stage(k, at, strip, portion.clone(), &terms));
+                            });
+                        }
+                        return;
+                    }
+                    for strip in strips {
+                        for portion in portions(outgoing.groups()) {
+                            outgoing
+                                .if_any(k, 8 * portion.start as u32, |k| outgoing.stage(k, at, strip, portion, &[]));
                         }
                     }
                 });
@@ -349,12 +388,23 @@ impl Outgoing<'_> {
             return RowTerms::default();
         }
         let place = k.and(self.consumer.lane, 3);
+        let scale = self.gates.scales.get(further as usize / 32).map(|&scales| {
+            let lane = k.mul_add(place, 2, further % 32);
+            k.shuffle(ShuffleMode::Index, scales, lane)
+        });
+        if scale.is_some() && !self.tile.owner.is_factored() {
+            return RowTerms { scale, ..RowTerms::default() };
+        }
         let token = k.mul_add(place, 2, further);
         let last = k.sub(self.rows.count, 1);
         let token = k.min(token, last);
         let row = k.add(self.rows.first, token);
-        let (scale, factor) = (self.tile.owner.row_scale(k, row), self.tile.owner.row_factor(k, row));
-        RowTerms { scale, factor, ..RowTerms::default() }
+        RowTerms { scale, factor: self.tile.owner.row_factor(k, row), ..RowTerms::default() }
+    }
+
+    /// The same for the thread's two tokens of each of some groups.
+    fn portion_terms(&self, k: &mut Builder, groups: &Range<usize>) -> Vec<[RowTerms; 2]> {
+        groups.clone().map(|group| [0, 1].map(|i| self.row_terms(k, (8 * group + i) as u32))).collect()
     }
 
     /// What is added to a thread's sums in a strip, of some tokens.
@@ -445,19 +495,22 @@ impl Outgoing<'_> {
         }
     }
 
-    /// Some groups of a strip to shared memory, a row of columns for each token.
-    fn stage(&self, k: &mut Builder, at: Reg<U32>, index: usize, groups: Range<usize>) {
+    /// Some groups of a strip to shared memory, a row of columns for each token; with what their rows are multiplied
+    /// with, where that is known.
+    fn stage(&self, k: &mut Builder, at: Reg<U32>, index: usize, groups: Range<usize>, terms: &[[RowTerms; 2]]) {
         let strip = &self.strips[index];
         let at = Addr::<Shared>::of(at).plus((strip.column * self.finish.element_bytes()).cast_signed());
         let first = 8 * groups.start as u32;
         let at = at.plus((first * self.finish.pitch()).cast_signed());
         let tokens = groups.clone().flat_map(|group| [0, 1].map(|i| (8 * group + i) as u32));
         let mut deltas = self.deltas(k, strip, tokens).into_iter();
+        let start = groups.start;
         let values: Vec<[Reg<F32>; 2]> = groups
             .map(|group| {
                 let up = strip.up.get(group);
                 [0, 1].map(|i| {
-                    let row = self.row_terms(k, (8 * group + i) as u32);
+                    let known = terms.get(group - start).map(|terms| terms[i]);
+                    let row = known.unwrap_or_else(|| self.row_terms(k, (8 * group + i) as u32));
                     let row = RowTerms { deltas: deltas.next().unwrap_or_default(), ..row };
                     self.gates.apply(k, (strip.gate[group][i], up.map(|up| up[i])), index, row)
                 })
@@ -573,6 +626,8 @@ pub(super) struct TileGates {
     biases: Vec<[Option<Reg<F32>>; 2]>,
     /// The adapters of tokens, where they may have some.
     chosen: Vec<Reg<U32>>,
+    /// What rows of tokens were divided by, where they were rounded to e4m3.
+    scales: Vec<Reg<F32>>,
 }
 
 impl TileGates {

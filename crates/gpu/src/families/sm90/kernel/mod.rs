@@ -72,6 +72,8 @@ const MOST_TOKENS_IN_FINE_STEPS: u32 = 160;
 const LEAST_WIDTH: u32 = 64;
 /// Tokens up to which multiplications are so short that they are waited for by units, not one by one.
 const COARSE_TOKENS: u32 = 64;
+/// Tokens of e4m3 up to which what rows were divided by is held through a tile's products.
+const MOST_FORESEEN: u32 = 192;
 /// The most stages a pipeline may have.
 const MOST_STAGES: u32 = 16;
 /// Shared memory that each of two blocks on a multiprocessor can have: half of its 228 KB, less the 1 KB that each
@@ -254,13 +256,26 @@ impl MultiplySpec {
         if self.tokens <= COARSE_TOKENS && self.units > 1 && self.stages > self.division().along_k { 2 } else { 1 }
     }
 
+    /// Whether there is room to hold what rows were divided by through a tile's products, where they were rounded to
+    /// e4m3.
+    fn foresees_scales(&self) -> bool {
+        self.element == Tokens::E4m3 && self.division().blocks * self.tokens <= MOST_FORESEEN
+    }
+
+    /// Whether multiplications of e4m3 numbers are waited for one by one: of experts' widest tiles the assembler has not
+    /// the registers for that.
+    pub(super) fn rounds_finely(&self) -> bool {
+        self.element == Tokens::E4m3 && (self.experts.is_none() || self.tokens <= MOST_FORESEEN)
+    }
+
     /// Registers that a consumer's sums, fragments, words and scales take.
     fn held_registers(&self) -> u32 {
         let Division { blocks, .. } = self.division();
         let set = fragments::SET_REGISTERS / if self.element == Tokens::E4m3 { 2 } else { 1 };
         let fragments = fragments::WORD_REGISTERS + set * self.fragment_sets();
         let sets = if self.under > 0 { 2 } else { self.passes() };
-        blocks * (sets * self.tokens / 2 + fragments)
+        let foreseen = if self.foresees_scales() { self.tokens.div_ceil(32) } else { 0 };
+        blocks * (sets * self.tokens / 2 + fragments) + foreseen
     }
 
     /// What else it holds, as far as the assembler has been seen to need: more where there are main loops for several
