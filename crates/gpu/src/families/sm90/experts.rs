@@ -16,7 +16,7 @@ use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER};
 /// Tokens of tiles. The most keep the tensor cores busy, and more experts' rows fall between the widths of wider ones.
 pub const TILES: [u32; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 144, 160];
 /// The same with tokens that were rounded to e4m3: it takes the widest to keep tensor cores busy at twice the rate.
-pub const FP8_TILES: [u32; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256];
+pub const FP8_TILES: [u32; 12] = [8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 192, 256];
 /// Blocks of rows of a tile, units of a stage, and blocks on a multiprocessor.
 const BLOCKS: [u32; 4] = [1, 2, 3, 4];
 const UNITS: [u32; 3] = [4, 2, 1];

@@ -59,6 +59,8 @@ const DEQUANTISE_TOKEN: f64 = 1.0 / 2.8;
 /// The same where weights are rounded to e4m3, of which one multiplication takes twice as many.
 const ROUND: f64 = 35.5;
 const ROUND_TOKEN: f64 = 0.1;
+/// The same where multiplications are not waited for one by one.
+const ROUND_TOKEN_COARSE: f64 = 0.13;
 /// Seconds that rounding tokens to e4m3 takes besides reading them.
 const ROUNDING: f64 = 1.5e-6;
 /// Cycles more per fragment where experts' tokens have several parts: those are multiplied one after another, and
@@ -259,7 +261,8 @@ fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, (together, 
     let rounded = kernel.element == kernel::Tokens::E4m3;
     let multiplying = f64::from(kernel.element.parts()) * width * MULTIPLY_TOKEN / if rounded { 2.0 } else { 1.0 };
     let made = match kernel.element {
-        kernel::Tokens::E4m3 => ROUND + width * ROUND_TOKEN,
+        kernel::Tokens::E4m3 if kernel.rounds_finely() => ROUND + width * ROUND_TOKEN,
+        kernel::Tokens::E4m3 => ROUND + width * ROUND_TOKEN_COARSE,
         kernel::Tokens::F16 => DEQUANTISE + width * DEQUANTISE_TOKEN,
         _ => DEQUANTISE_WIDE + width * DEQUANTISE_TOKEN,
     };
