@@ -5,7 +5,8 @@
 //! models have them, and one token in batches of all sizes. Only if all that is right, whole layers are timed by the
 //! device's clock, each kernel of them apart, and other tiles and kernels beside those that are chosen; then the
 //! products once more without parts of what their consumers compute, which says what takes their time; and the host's
-//! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too.
+//! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too,
+//! also in turns with exact ones.
 //! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
 //! turns, with the same kernels otherwise: results must have the same bits.
 //! Exit status 1 if anything is wrong.
@@ -44,7 +45,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 13] = [
+const STAGES: [(&str, Stage); 14] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -54,6 +55,7 @@ const STAGES: [(&str, Stage); 13] = [
     ("fp8-kinds", fp8_kinds),
     ("fp8-models", || models(Precision::Fp8)),
     ("fp8-timing", || timing(Precision::Fp8)),
+    ("fp8-beside", fp8_beside),
     ("mx-kinds", mx_kinds),
     ("mx-timing", mx_timing),
     ("parts", parts),
@@ -660,6 +662,54 @@ fn timing(precision: Precision) -> Result<Value> {
             println!("    {:.3} of the best of these", total / best);
             rows.push(json!({"model": name, "tokens": tokens, "us": total, "kernels": each, "best_us": best,
                 "others": others}));
+        }
+    }
+    Ok(json!({"rows": rows}))
+}
+
+/// Exact layers and FP8 ones as planned, in turns.
+fn fp8_beside() -> Result<Value> {
+    const ROUNDS: usize = 3;
+    let context = device::context(0)?;
+    let mut rows = Vec::new();
+    for (exact, rounded) in models_in(Precision::Exact)?.into_iter().zip(models_in(Precision::Fp8)?) {
+        let both = [exact, rounded].map(|model| -> Result<_> {
+            let layer = Layer::new(device::Device::of(0)?.family, model.shape, DIFFERENT, 3)?;
+            let placed = DeviceExperts::new(0, model.shape, layer.packed().map(Ok))?;
+            Ok((model, Arc::new(placed)))
+        });
+        let both = both.into_iter().collect::<Result<Vec<_>>>()?;
+        let Model { name, router, .. } = &both[0].0;
+        for tokens in [64usize, 512, 4096] {
+            let stream = Stream::new(context)?;
+            let turns = if tokens > 512 { 3 } else { TURNS };
+            let tensors = (0..turns).map(|turn| Tensors::new(context, &stream, &both[0].0, tokens, 20 + turn as u64));
+            let tensors = tensors.collect::<Result<Vec<_>>>()?;
+            let bytes = both.iter().map(|(_, placed)| placed.workspace_bytes(tokens as u32)).max().unwrap_or(0);
+            let space = DeviceMemory::new(context, "a workspace", bytes)?;
+            let mut us = [const { Vec::new() }; 2];
+            for _ in 0..ROUNDS {
+                for (us, (_, placed)) in us.iter_mut().zip(&both) {
+                    let kernels = placed.kernels(tokens as u32)?;
+                    let encode = |turn: &Tensors| -> Result<Vec<EncodedLaunch>> {
+                        let launches = placed.launches(&kernels, &turn.call(router), [space.address(), 0])?.all;
+                        let encode =
+                            |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
+                        launches.iter().map(encode).collect()
+                    };
+                    let calls = tensors.iter().map(encode).collect::<Result<Vec<_>>>()?;
+                    us.push(time(&stream, turns, || {
+                        // SAFETY: everything that the launches use outlives the graph.
+                        calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })
+                    })?);
+                }
+            }
+            let [exact, rounded] = us.map(|mut us| {
+                us.sort_by(f64::total_cmp);
+                us[ROUNDS / 2]
+            });
+            println!("{name:14} {tokens:4} tokens: exact {exact:.1} µs, FP8 {rounded:.1}: {:.2}", exact / rounded);
+            rows.push(json!({"model": name, "tokens": tokens, "exact_us": exact, "fp8_us": rounded}));
         }
     }
     Ok(json!({"rows": rows}))
