@@ -138,8 +138,10 @@ fn layers() -> Vec<(&'static str, LayerShape)> {
 /// The cheapest configuration of each layer, for each family and some numbers of tokens.
 fn planned_layers() -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
-    // Problems do not say what partial results are; layers are planned with those of single precision.
-    let planned = |(_, shape): &(&str, LayerShape)| shape.partial == Output::F32;
+    // Problems do not say what partial results are; layers are planned with those of their precision.
+    let planned = |(_, shape): &(&str, LayerShape)| {
+        shape.partial == LayerShape { partial: Output::F32, ..*shape }.in_precision(shape.precision).partial
+    };
     for (family, (name, shape)) in
         families::ALL.iter().flat_map(|family| layers().into_iter().filter(planned).map(move |l| (family, l)))
     {
