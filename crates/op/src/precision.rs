@@ -26,9 +26,9 @@
 //! weights multiply what its experts are given, they multiply the sums Σ x̂·ŵ, before biases: x̂ does not depend on
 //! them. What is between the products is first rounded as [`Intermediate`] says, to the tokens' type or to f32, then
 //! multiplied with down's input scale if there is one, rounded to f32, and then rounded like a row of tokens, with a
-//! factor of its own. What an expert makes of a token is rounded to bf16, whatever the tokens are, before it is weighed:
-//! that is half the memory to write and to read. An expert of every token does the same. Its own gate σ(x·v), routing
-//! and the sum over experts stay exact in their operands.
+//! factor of its own. What an expert makes of a token is rounded to bf16, whatever the tokens are, before it is
+//! weighed: that is half the memory to write and to read. An expert of every token does the same. Its own gate σ(x·v),
+//! routing and the sum over experts stay exact in their operands.
 
 use std::fmt;
 use std::str::FromStr;

@@ -262,8 +262,8 @@ impl MultiplySpec {
         self.element == Tokens::E4m3 && self.division().blocks * self.tokens <= MOST_FORESEEN
     }
 
-    /// Whether multiplications of e4m3 numbers are waited for one by one: of experts' widest tiles the assembler has not
-    /// the registers for that.
+    /// Whether multiplications of e4m3 numbers are waited for one by one: for experts' widest tiles the assembler lacks
+    /// the registers.
     pub(super) fn rounds_finely(&self) -> bool {
         self.element == Tokens::E4m3 && (self.experts.is_none() || self.tokens <= MOST_FORESEEN)
     }
