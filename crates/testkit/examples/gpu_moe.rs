@@ -45,7 +45,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 14] = [
+const STAGES: [(&str, Stage); 15] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -58,7 +58,8 @@ const STAGES: [(&str, Stage); 14] = [
     ("fp8-beside", fp8_beside),
     ("mx-kinds", mx_kinds),
     ("mx-timing", mx_timing),
-    ("parts", parts),
+    ("parts", || parts(Precision::Exact)),
+    ("fp8-parts", || parts(Precision::Fp8)),
     ("host", host),
 ];
 
@@ -744,10 +745,10 @@ impl Spec for Without {
 }
 
 /// The products' kernels whole, and without parts of what their consumers compute.
-fn parts() -> Result<Value> {
+fn parts(precision: Precision) -> Result<Value> {
     let context = device::context(0)?;
     let mut rows = Vec::new();
-    for model in all_models()?.into_iter().take(2) {
+    for model in models_in(precision)?.into_iter().take(2) {
         let Model { name, shape, router } = &model;
         let layer = Layer::new(device::Device::of(0)?.family, *shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
@@ -760,6 +761,9 @@ fn parts() -> Result<Value> {
             let spaces = (0..turns).map(|_| DeviceMemory::new(context, "a workspace", bytes));
             let spaces = spaces.collect::<Result<Vec<_>>>()?;
             let kernels = placed.kernels(tokens as u32)?;
+            let launches = placed.launches(&kernels, &tensors[0].call(router), [spaces[0].address(), 0])?.all;
+            let is_product = |launch: &Launch| launch.kernel.downcast::<MultiplySpec>().is_some();
+            let products = || (0..launches.len()).filter(|&index| is_product(&launches[index]));
             let mut times = Vec::new();
             for (what, left_out) in LEFT_OUT {
                 if what == EVEN {
@@ -779,12 +783,11 @@ fn parts() -> Result<Value> {
                 let calls = (0..turns).map(encode).collect::<Result<Vec<_>>>()?;
                 // SAFETY: everything that the launches use outlives the stream's work, which `time` waits for.
                 calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
-                let last = calls[0].len() - 1;
                 let product = |index: usize| {
                     // SAFETY: everything that the launches use outlives the graph.
                     time(&stream, turns, || calls.iter().try_for_each(|call| unsafe { call[index].queue(&stream) }))
                 };
-                let both = [product(last - 2)?, product(last - 1)?];
+                let both = products().map(product).collect::<Result<Vec<f64>>>()?;
                 println!("{name:14} {tokens:4} tokens, {what}: {both:.1?}");
                 times.push(json!({"what": what, "us": both}));
             }
