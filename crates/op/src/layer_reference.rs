@@ -266,8 +266,8 @@ struct Mlp<'a, 'b> {
 }
 
 impl Mlp<'_, '_> {
-    /// A token's result, in f32, or in FP8 in bf16. Tokens may have been rounded already, when they were multiplied with
-    /// a weight.
+    /// A token's result, in f32, or in FP8 in bf16. Tokens may have been rounded already, when they were multiplied
+    /// with a weight.
     fn row(
         &self,
         x: &Activations<'_>,

@@ -100,8 +100,8 @@ impl Finish {
         TileGates { gates, biases, chosen, scales }
     }
 
-    /// What the rows of the tokens that this block finishes were divided by, where they were rounded to e4m3: a lane has
-    /// every thirty-second's, and behind the last token that one's.
+    /// What the rows of the tokens that this block finishes were divided by, where they were rounded to e4m3: a lane
+    /// has every thirty-second's, and behind the last token that one's.
     fn scales(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile) -> Vec<Reg<F32>> {
         if self.config.element != Tokens::E4m3 {
             return Vec::new();
