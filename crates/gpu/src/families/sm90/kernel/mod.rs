@@ -262,10 +262,10 @@ impl MultiplySpec {
         self.element == Tokens::E4m3 && self.division().blocks * self.tokens <= MOST_FORESEEN
     }
 
-    /// Whether multiplications of e4m3 numbers are waited for one by one: for experts' widest tiles the assembler lacks
-    /// the registers.
+    /// Whether multiplications of e4m3 numbers are waited for one by one: for the widest of a block's several tiles the
+    /// assembler lacks the registers.
     pub(super) fn rounds_finely(&self) -> bool {
-        self.element == Tokens::E4m3 && (self.experts.is_none() || self.tokens <= MOST_FORESEEN)
+        self.element == Tokens::E4m3 && (self.schedule != Schedule::Persistent || self.tokens <= MOST_FORESEEN)
     }
 
     /// Registers that a consumer's sums, fragments, words and scales take.
