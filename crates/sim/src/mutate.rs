@@ -167,14 +167,14 @@ impl Nursery<'_> {
                 self.offset(at, "one arrival too few expected", BinaryOp::Sub, 1, init_count);
             }
             Barrier::Invalidate { .. } => self.remove(at, "barrier not invalidated", 1),
-            Barrier::Arrive { sem, .. } => {
+            Barrier::Arrive { arrival: Some(_), .. } => self.remove(at, "arrive dropped", 1),
+            Barrier::Arrive { arrival: None, sem, .. } => {
                 self.remove(at, "arrive dropped", 1);
                 self.double(at, "arrive doubled");
                 if *sem == Semantics::Ordered {
                     self.relax(at);
                 }
             }
-            Barrier::ArriveOtherwise { .. } => self.remove(at, "arrive dropped", 1),
             Barrier::ArriveExpectTx { sem, .. } => {
                 self.remove(at, "arrive dropped", 1);
                 self.double(at, "arrive doubled");
@@ -520,7 +520,9 @@ impl Nursery<'_> {
     /// Moves a group wait behind the arrive that follows it, so that the stage is released while it is still read.
     fn release_early(&mut self, at: usize) {
         let straight = self.kernel.body[at..].iter().take_while(|instr| !matches!(instr.op, Op::Control(_)));
-        let arrive = straight.enumerate().find(|(_, instr)| matches!(instr.op, Op::Barrier(Barrier::Arrive { .. })));
+        let arrive = straight
+            .enumerate()
+            .find(|(_, instr)| matches!(instr.op, Op::Barrier(Barrier::Arrive { arrival: None, .. })));
         if let Some((distance, _)) = arrive {
             self.add(at, "stage released early", |kernel| kernel.body[at..=at + distance].rotate_left(1));
         }

@@ -22,14 +22,15 @@ impl Builder {
 
     /// Arrives at this block's barrier.
     pub fn arrive(&mut self, bar: Addr<Shared>) {
-        let (sem, scope) = (Semantics::Ordered, Scope::Block);
-        self.emit(Barrier::Arrive { space: Space::Shared, sem, scope, bar: bar.address(), count: None, state: None });
+        let (space, sem, scope, bar) = (Space::Shared, Semantics::Ordered, Scope::Block, bar.address());
+        self.emit(Barrier::Arrive { arrival: None, space, sem, scope, bar, count: None, state: None });
     }
 
     /// Arrives at any block's barrier. Cluster-wide release costs time; block scope suffices where only the barrier
     /// itself is awaited.
     pub fn arrive_remote(&mut self, bar: Addr<Cluster>, sem: Semantics, scope: Scope) {
-        self.emit(Barrier::Arrive { space: Space::Cluster, sem, scope, bar: bar.address(), count: None, state: None });
+        let (space, bar) = (Space::Cluster, bar.address());
+        self.emit(Barrier::Arrive { arrival: None, space, sem, scope, bar, count: None, state: None });
     }
 
     /// Announces bytes at this block's barrier and arrives.

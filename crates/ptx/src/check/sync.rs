@@ -54,8 +54,7 @@ impl Check<'_> {
                 self.mbarrier(space, bar);
                 self.word("the expected bytes", bytes, "at most 1048575", |n| n <= BARRIER_LIMIT);
             }
-            Barrier::Arrive { space, scope, bar, count, state, .. }
-            | Barrier::ArriveOtherwise { space, scope, bar, count, state, .. } => {
+            Barrier::Arrive { space, scope, bar, count, state, .. } => {
                 self.mbarrier(space, bar);
                 self.state(space, state);
                 self.barrier_scope("an arrive", scope);

@@ -47,6 +47,8 @@ pub enum Barrier {
     },
     /// Arrives.
     Arrive {
+        /// How it differs from a plain one, if it does.
+        arrival: Option<Arrival>,
         /// `Shared` for this block's barrier, `Cluster` for any block's.
         space: Space,
         /// Release or not, at which scope. The PTX default is ordered at block scope.
@@ -58,23 +60,6 @@ pub enum Barrier {
         /// How many arrivals this one counts for; one if `None`.
         count: Option<Operand>,
         /// Receives the phase that it arrives in, of which a wait needs the lowest bit; 64 bits. Not from other blocks.
-        state: Option<RegId>,
-    },
-    /// Arrives, and more or less than that.
-    ArriveOtherwise {
-        /// What it does otherwise.
-        arrival: Arrival,
-        /// `Shared` for this block's barrier, `Cluster` for any block's.
-        space: Space,
-        /// Release or not.
-        sem: Semantics,
-        /// Scope of the ordering: block or cluster.
-        scope: Scope,
-        /// The barrier.
-        bar: Address,
-        /// How many arrivals this one counts for; one if `None`.
-        count: Option<Operand>,
-        /// As of an arrive.
         state: Option<RegId>,
     },
     /// Raises the transaction count, then arrives once: one instruction.

@@ -237,7 +237,7 @@ fn barrier(op: &Barrier, visit: &mut Visit<'_>) {
             each(state.as_slice(), Access::Write, visit);
         }
         Barrier::Invalidate { bar } => read_address(bar, visit),
-        Barrier::Arrive { bar, count, state, .. } | Barrier::ArriveOtherwise { bar, count, state, .. } => {
+        Barrier::Arrive { bar, count, state, .. } => {
             read_address(bar, visit);
             if let Some(count) = count {
                 read(count, visit);

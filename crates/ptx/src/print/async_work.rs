@@ -36,19 +36,15 @@ pub(super) fn barrier(op: &Barrier) -> String {
             let among = if window == Space::Cluster { "cluster" } else { "cta" };
             format!("mbarrier.expect_tx.relaxed.{among}{}.b64 {}, {}", space(window), address(bar), word(bytes))
         }
-        Barrier::Arrive { space: window, sem, scope, bar, count, state } => {
-            let count = count.map(|count| format!(", {}", word(count))).unwrap_or_default();
-            let order = ordering(sem, scope, "release");
-            format!("mbarrier.arrive{order}{}.b64 {}, {}{count}", space(window), kept(state), address(bar))
-        }
-        Barrier::ArriveOtherwise { arrival, space: window, sem, scope, bar, count, state } => {
+        Barrier::Arrive { arrival, space: window, sem, scope, bar, count, state } => {
             let count = count.map(|count| format!(", {}", word(count))).unwrap_or_default();
             let (order, window) = (ordering(sem, scope, "release"), space(window));
             let name = match arrival {
-                Arrival::Drop => format!("arrive_drop{order}{window}"),
-                Arrival::NoComplete => format!("arrive.noComplete{order}{window}"),
+                None => "arrive",
+                Some(Arrival::Drop) => "arrive_drop",
+                Some(Arrival::NoComplete) => "arrive.noComplete",
             };
-            format!("mbarrier.{name}.b64 {}, {}{count}", kept(state), address(bar))
+            format!("mbarrier.{name}{order}{window}.b64 {}, {}{count}", kept(state), address(bar))
         }
         Barrier::ArriveExpectTx { space: window, sem, scope, bar, bytes, state } => {
             let order = ordering(sem, scope, "release");

@@ -442,16 +442,23 @@ fn barriers() -> Vec<Op> {
             for scope in SCOPES {
                 for space in SPACES {
                     let bar = bar(space);
-                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: None, state: None }.into());
-                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: Some(n), state: Some(d(3)) }.into());
+                    ops.push(
+                        Barrier::Arrive { arrival: None, space, sem, scope, bar, count: None, state: None }.into(),
+                    );
+                    ops.push(
+                        Barrier::Arrive { arrival: None, space, sem, scope, bar, count: Some(n), state: Some(d(3)) }
+                            .into(),
+                    );
                     ops.push(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes: n, state: Some(d(3)) }.into());
-                    ops.push(Barrier::Arrive { space, sem, scope, bar, count: Some(n), state: None }.into());
+                    ops.push(
+                        Barrier::Arrive { arrival: None, space, sem, scope, bar, count: Some(n), state: None }.into(),
+                    );
                     for state in
                         [None, Some(d(3))].into_iter().filter(|state| state.is_none() || space == Space::Shared)
                     {
                         let count = Some(n);
-                        let arrival = Arrival::Drop;
-                        ops.push(Barrier::ArriveOtherwise { arrival, space, sem, scope, bar, count, state }.into());
+                        let arrival = Some(Arrival::Drop);
+                        ops.push(Barrier::Arrive { arrival, space, sem, scope, bar, count, state }.into());
                     }
                     ops.push(Barrier::ArriveExpectTx { space, sem, scope, bar, bytes: n, state: None }.into());
                 }

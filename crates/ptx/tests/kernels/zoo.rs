@@ -186,7 +186,7 @@ fn barriers(k: &mut Builder, bar: Addr<Shared>) {
     k.arrive_remote(bar.in_cluster(), Semantics::Relaxed, Scope::Cluster);
     let (space, sem, scope) = (Space::Shared, Semantics::Ordered, Scope::Block);
     let count = Some(Value::<U32>::from(2).operand());
-    k.emit(Barrier::Arrive { space, sem, scope, bar: bar.address(), count, state: None });
+    k.emit(Barrier::Arrive { arrival: None, space, sem, scope, bar: bar.address(), count, state: None });
     let (space, scope, bytes) = (Space::Cluster, Scope::Cluster, Value::<U32>::from(64).operand());
     k.emit(Barrier::ArriveExpectTx { space, sem, scope, bar: bar.address(), bytes, state: None });
     k.wait_at(bar, 0, Scope::Cluster);

@@ -7,7 +7,15 @@ fn init(count: u64) -> Barrier {
 }
 
 fn arrive(space: Space, scope: Scope) -> Barrier {
-    Barrier::Arrive { space, sem: Semantics::Ordered, scope, bar: shared(BARRIER), count: None, state: None }
+    Barrier::Arrive {
+        arrival: None,
+        space,
+        sem: Semantics::Ordered,
+        scope,
+        bar: shared(BARRIER),
+        count: None,
+        state: None,
+    }
 }
 
 #[test]

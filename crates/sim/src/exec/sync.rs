@@ -34,19 +34,16 @@ impl Exec<'_, '_> {
                 let bytes = self.warp.value(bytes);
                 self.each_barrier(space, bar, |bar, name, lane| bar.add_bytes(name, bytes[lane] as i64))
             }
-            Barrier::Arrive { space, sem, scope, bar, count, state } => {
-                let counts = count.map_or([1; 32], |count| self.warp.value(count));
+            Barrier::Arrive { arrival, space, sem, scope, bar, count, state } => {
+                let (order, counts) = (Ordering { sem, scope }, count.map_or([1; 32], |count| self.warp.value(count)));
                 if let Some(lane) = lanes(self.mask).find(|&lane| !(1..1 << 20).contains(&counts[lane])) {
                     let (what, found) = ("the arrivals that one counts for", counts[lane]);
                     return Err(FaultKind::BadOperand { what, found, wanted: "1 to 2^20 - 1" });
                 }
-                let phases = self.arrive(space, Ordering { sem, scope }, bar, counts, [0; 32])?;
-                state.into_iter().for_each(|state| self.set(state, &phases));
-                Ok(Flow::Next)
-            }
-            Barrier::ArriveOtherwise { arrival, space, sem, scope, bar, count, state } => {
-                let counts = count.map_or([1; 32], |count| self.warp.value(count));
-                let phases = self.arrive_otherwise(arrival, (space, Ordering { sem, scope }), bar, counts)?;
+                let phases = match arrival {
+                    None => self.arrive(space, order, bar, counts, [0; 32])?,
+                    Some(arrival) => self.arrive_otherwise(arrival, (space, order), bar, counts)?,
+                };
                 state.into_iter().for_each(|state| self.set(state, &phases));
                 Ok(Flow::Next)
             }

@@ -207,6 +207,7 @@ fn signal_fenced(sem: Semantics, one_lane: bool, sync: bool, fence: bool) -> Ker
                 k.fence(Scope::Block);
             }
             let arrive = Barrier::Arrive {
+                arrival: None,
                 space: Space::Shared,
                 sem,
                 scope: Scope::Block,
@@ -424,7 +425,7 @@ fn an_arrival_counts_for_one_at_least() {
         let count = b.k.sub(one, u32::from(kept == Kept::No));
         let (space, sem, scope) = (Space::Shared, Semantics::Ordered, Scope::Block);
         let count = Some(Operand::Reg(count.id()));
-        b.k.emit(Barrier::Arrive { space, sem, scope, bar: bar.address(), count, state: None });
+        b.k.emit(Barrier::Arrive { arrival: None, space, sem, scope, bar: bar.address(), count, state: None });
         b.k.arrive(bar);
         b.finish()
     });

@@ -389,7 +389,15 @@ fn a_relaxed_arrive_does_not_let_a_copy_overwrite_what_was_read() {
         tile_again(|b, bars| {
             let sem = if kept == Kept::Yes { Semantics::Ordered } else { Semantics::Relaxed };
             let (space, scope, bar) = (Space::Shared, Scope::Block, bars.at(1));
-            b.k.emit(Barrier::Arrive { space, sem, scope, bar: bar.address(), count: None, state: None });
+            b.k.emit(Barrier::Arrive {
+                arrival: None,
+                space,
+                sem,
+                scope,
+                bar: bar.address(),
+                count: None,
+                state: None,
+            });
             b.k.wait(bar, 0);
             b.k.fence_async_shared();
         })

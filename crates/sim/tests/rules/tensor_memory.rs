@@ -533,7 +533,15 @@ enum Forgotten {
 fn relaxed(k: &mut Builder, bar: Addr<Shared>, waits: bool) {
     let (sem, scope, bar) = (Semantics::Relaxed, Scope::Cluster, bar.address());
     if !waits {
-        return k.emit(Barrier::Arrive { space: Space::Shared, sem, scope, bar, count: None, state: None });
+        return k.emit(Barrier::Arrive {
+            arrival: None,
+            space: Space::Shared,
+            sem,
+            scope,
+            bar,
+            count: None,
+            state: None,
+        });
     }
     let (head, done) = (k.label(), k.register::<Bool>());
     k.place(head);

@@ -234,12 +234,12 @@ impl<'t> Lower<'_, 't> {
             [bar, count @ ..] if arrives && count.len() < 2 => {
                 let bar = self.in_shared(window, bar)?;
                 let count = count.first().map(|count| self.word(count)).transpose()?;
-                let otherwise = |arrival| Barrier::ArriveOtherwise { arrival, space, sem, scope, bar, count, state };
-                Ok(match (drops, completes) {
-                    (true, _) => otherwise(Arrival::Drop),
-                    (false, false) => otherwise(Arrival::NoComplete),
-                    (false, true) => Barrier::Arrive { space, sem, scope, bar, count, state },
-                })
+                let arrival = match (drops, completes) {
+                    (true, _) => Some(Arrival::Drop),
+                    (false, false) => Some(Arrival::NoComplete),
+                    (false, true) => None,
+                };
+                Ok(Barrier::Arrive { arrival, space, sem, scope, bar, count, state })
             }
             _ => Err(Refusal::Unknown),
         }
@@ -548,10 +548,21 @@ impl<'t> Lower<'_, 't> {
 
     /// A store into a block of the cluster that signals a barrier there.
     pub(super) fn store_async(&mut self, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
-        all(words, &["async", "shared::cluster", "mbarrier::complete_tx::bytes", "b32"])?;
+        all(words, &["async", "mbarrier::complete_tx::bytes"])?;
+        // What a generic address would be cannot be said here.
+        all(words, &["shared::cluster"])?;
+        words.take("weak");
+        let ty = words.bits().filter(|ty| ty.bits() >= 32).ok_or(Refusal::Unknown)?;
         words.pick(&[("v2", ()), ("v4", ())]);
-        let [dst, srcs, bar] = self.exactly(operands)?;
-        let (dst, srcs) = (self.address(dst, false)?, self.registers(srcs, Bank::B32)?);
+        let [dst, values, bar] = self.exactly(operands)?;
+        let (dst, mut srcs) = (self.address(dst, false)?, self.registers(values, ty.bank())?);
+        if ty.bits() == 64 {
+            for src in std::mem::take(&mut srcs) {
+                let [low, high] = [self.fresh(Bank::B32)?, self.fresh(Bank::B32)?];
+                self.emit(Arith::Unpack { low, high, a: src });
+                srcs.extend([low, high]);
+            }
+        }
         let bar = self.address(bar, false)?;
         self.emit(AsyncCopy::StoreAsync { dst, srcs, bar });
         Ok(())
