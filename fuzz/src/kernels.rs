@@ -20,7 +20,8 @@ pub fn ptx(bytes: &[u8]) {
     };
     for entry in module.entries().into_iter().take(4) {
         // As the text wants to be launched, and as somebody might.
-        let asked = Shape { block: Some([32, 2, 1]), cluster: Some([2, 1, 1]), dynamic_shared: 4096 };
+        let (block, cluster) = (Some([32, 2, 1]), Some([2, 1, 1]));
+        let asked = Shape { block, cluster, dynamic_shared: 4096, cooperative: true };
         for shape in [Shape::default(), asked] {
             match module.kernel(entry, shape) {
                 Ok(kernel) => read_again(&kernel),

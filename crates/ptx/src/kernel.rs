@@ -150,6 +150,8 @@ pub struct Kernel {
     /// Whether it was read from a text. Others' compilers answer for what is legal in it, which [`Kernel::check`]
     /// knows only in part.
     pub foreign: bool,
+    /// Whether all blocks of a grid run at the same time, so that they may wait for each other.
+    pub cooperative: bool,
 }
 
 impl Kernel {

@@ -171,3 +171,11 @@ fn phases_have_names_that_can_be_read() {
     assert!(names[0].starts_with("_Zvery_long_") && names[0].ends_with("4copyEv"), "{names:?}");
     assert_eq!(names[1], "a.cu:7");
 }
+
+/// As Warp writes its files: with the zero that ends a C string.
+#[test]
+fn zeros_behind_a_text_are_left_out() {
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry nothing() .reqntid 32 { ret; }\n";
+    assert_eq!(Module::read(&format!("{text}\0")).expect("a module").entries(), ["nothing"]);
+    assert!(Module::read(&text.replace("ret;", "ret;\0")).is_err());
+}

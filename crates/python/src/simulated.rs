@@ -18,8 +18,9 @@ use crate::error::{Error, Result};
 /// Blocks that a grid may have.
 const MOST_BLOCKS: u64 = 1 << 20;
 
-/// How a kernel is launched: its entry, the grid, a block and a cluster, and bytes of dynamic shared memory.
-type LaunchParts = (Option<String>, [u32; 3], Option<[u32; 3]>, Option<[u32; 3]>, u32);
+/// How a kernel is launched: its entry, the grid, a block and a cluster, bytes of dynamic shared memory, and whether the
+/// launch is a cooperative one.
+type LaunchParts = (Option<String>, [u32; 3], Option<[u32; 3]>, Option<[u32; 3]>, u32, bool);
 /// Memory: its name, what it holds, whether that counts as written, and how far it is beyond a rounder address.
 type BufferParts = (String, Vec<u8>, bool, u64);
 /// A tensor map: buffer, byte in it, element type, dimensions, strides in bytes, box and swizzle.
@@ -92,7 +93,7 @@ pub fn simulate(
 
 fn outcome(
     text: &str,
-    (entry, grid, block, cluster, dynamic_shared): LaunchParts,
+    (entry, grid, block, cluster, dynamic_shared, cooperative): LaunchParts,
     buffers: &[BufferParts],
     args: &[ArgParts],
     rules: &str,
@@ -113,7 +114,7 @@ fn outcome(
         Some(entry) => entry,
         None => module.only_entry().map_err(refused)?,
     };
-    let kernel = module.kernel(entry, Shape { block, cluster, dynamic_shared }).map_err(refused)?;
+    let kernel = module.kernel(entry, Shape { block, cluster, dynamic_shared, cooperative }).map_err(refused)?;
     let (device, placed) = memory(&kernel, buffers);
     let invocation = Invocation { grid, args: arguments(&kernel, args, &placed)? };
 

@@ -85,6 +85,8 @@ struct Sight {
     newest: u64,
     /// Old values shown since.
     stale: u32,
+    /// Number of the value that it has last acquired, and in which scope.
+    acquired: Option<(u64, Scope)>,
 }
 
 /// The values of a flag, oldest first.
@@ -132,13 +134,23 @@ impl Flag {
         self.versions.len() - oldest.min(self.versions.len() - 1)
     }
 
-    /// The value so many steps before the newest, as a thread sees it.
-    pub(crate) fn see(&mut self, thread: (u32, u32), back: usize) -> &Version {
+    /// The value so many steps before the newest, as a thread sees it, and what that tells it: nothing, if it has
+    /// acquired the same one in the same scope before, as one that polls does. Knowledge grows.
+    pub(crate) fn see(
+        &mut self,
+        thread: (u32, u32),
+        back: usize,
+        acquires: Option<Scope>,
+    ) -> (&Version, &[Publication]) {
         let at = self.versions.len() - 1 - back;
         let number = self.first + at as u64;
         let sight = self.seen.entry(thread).or_default();
-        let stale = if back == 0 { 0 } else { sight.stale + 1 };
-        *sight = Sight { newest: sight.newest.max(number), stale };
-        &self.versions[at]
+        let acquired = acquires.map(|scope| (number, scope));
+        let known = acquired.is_some() && acquired == sight.acquired;
+        sight.newest = sight.newest.max(number);
+        sight.stale = if back == 0 { 0 } else { sight.stale + 1 };
+        sight.acquired = acquired.or(sight.acquired);
+        let version = &self.versions[at];
+        (version, if known { &[] } else { &version.published })
     }
 }

@@ -239,9 +239,14 @@ impl Invocation {
             return Err(over("blocks that a multiprocessor is to hold", declared, limits.residents(kernel)));
         }
         let shape = kernel.launch.cluster.unwrap_or([1, 1, 1]);
-        let blocks: u32 = shape.iter().product();
+        let blocks = shape.iter().try_fold(1u32, |blocks, side| blocks.checked_mul(*side)).unwrap_or(u32::MAX);
         if blocks > limits.cluster_blocks || blocks == 0 {
             return Err(over("blocks of a cluster", blocks, limits.cluster_blocks));
+        }
+        let most = limits.clusters(blocks) * blocks * limits.residents(kernel);
+        let asked = self.grid.iter().map(|side| u64::from(*side)).fold(1, u64::saturating_mul);
+        if kernel.cooperative && asked > most.into() {
+            return Err(FaultKind::OverLimit { what: "blocks of a cooperative launch", asked, limit: most.into() });
         }
         self.check_args(kernel, shape)
     }

@@ -292,6 +292,9 @@ impl<'k> Core<'k> {
         }
         self.residents = self.residents(limits);
         self.room *= self.residents;
+        if self.program.kernel.cooperative {
+            self.room = self.waiting.len();
+        }
         self.places.clear();
     }
 

@@ -75,6 +75,23 @@ fn signed_and_wide_integers() {
 }
 
 #[test]
+fn sums_of_several_words_carry() {
+    let of = |body: &str| result(&[0; 8], &format!("{body} mov.b64 %d1, {{%r1, %r2}}; st.global.b64 [%o], %d1;"));
+    let wide = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    assert_eq!(of("mov.u32 %r3, -1; add.cc.u32 %r1, %r3, 2; addc.u32 %r2, 5, 0;"), wide(1, 6));
+    assert_eq!(of("mov.u32 %r3, -3; add.cc.u32 %r1, %r3, 2; addc.u32 %r2, 5, 0;"), wide(u32::MAX, 5));
+    // The carry of one comes of another, and of itself.
+    let thrice = "mov.u32 %r3, -1; add.cc.u32 %r1, %r3, 1; addc.cc.u32 %r1, %r3, 0; addc.u32 %r2, 0, 0;";
+    assert_eq!(of(thrice), wide(0, 1));
+    assert_eq!(of("mov.u32 %r3, 1; sub.cc.u32 %r1, %r3, 2; subc.u32 %r2, 5, 0;"), wide(u32::MAX, 4));
+    assert_eq!(of("mov.u32 %r3, 2; sub.cc.u32 %r1, %r3, 2; subc.cc.s32 %r1, 0, 0; subc.u32 %r2, 5, 0;"), wide(0, 5));
+    let product = "mov.u32 %r3, 0x10001; mad.lo.cc.u32 %r1, %r3, %r3, -1; madc.hi.u32 %r2, %r3, %r3, 7;";
+    assert_eq!(of(product), 0x1_0001 * 0x1_0001 + u64::from(u32::MAX) + (7 << 32));
+    let long = "mov.u64 %d2, -1; add.cc.u64 %d3, %d2, 1; addc.u64 %d3, %d3, 8; cvt.u32.u64 %r1, %d3; mov.u32 %r2, 0;";
+    assert_eq!(of(long), 9);
+}
+
+#[test]
 fn comparisons_combine_with_predicates() {
     let of = |body: &str| result(&[0; 8], &format!("setp.ne.u32 %p3, 1, 1; {body} st.global.b64 [%o], %d1;"));
     // %p3 is false; the opposite is combined, too.
@@ -243,6 +260,25 @@ fn a_computed_branch_goes_where_the_list_says() {
     let body = "rem.u32 %r1, %t, 3; ts: .branchtargets A, B, C; brx.idx %r1, ts;
         A: mov.u64 %d1, 10; bra D; B: mov.u64 %d1, 20; bra D; C: mov.u64 %d1, 30; D: st.global.b64 [%o], %d1;";
     assert_eq!(results([7, 1, 1], &[0; 8], body), [10, 20, 30, 10, 20, 30, 10]);
+    // Beyond the list nothing is defined.
+    assert_eq!(refused(&kernel([7, 1, 1], &body.replace("%t, 3", "%t, 4"))), "trap");
+}
+
+/// What a run of a kernel in one block is refused for.
+fn refused(kernel: &Kernel) -> &'static str {
+    let mut gpu = Gpu::new(Limits::h200());
+    let args = vec![gpu.upload("in", &[0; 8]).into(), gpu.alloc("out", 512).into()];
+    let run = gpu.run(kernel, &Invocation { grid: [1, 1, 1], args }, Schedule::Earliest);
+    run.expect_err("a fault").kind.name()
+}
+
+#[test]
+fn clusters_of_more_blocks_than_can_be_counted_are_refused() {
+    let mut kernel = kernel([32, 1, 1], "");
+    for side in [1 << 16, u32::MAX] {
+        kernel.launch.cluster = Some([side, side, 1]);
+        assert_eq!(refused(&kernel), "over limit");
+    }
 }
 
 #[test]
@@ -636,6 +672,46 @@ fn cooperative_groups_have_what_the_system_keeps_of_shared_memory() {
         mov.b64 %d3, {%r2, %r3}; st.global.b64 [%o], %d3;";
     // It is zero where nobody has written.
     assert_eq!(results([64, 1, 1], &[0; 8], body), vec![3; 64]);
+}
+
+/// As `grid.sync` of cooperative groups is compiled: the driver's word counts blocks, the first one's arrival turns its
+/// highest bit over.
+fn meeting_of_a_grid() -> String {
+    let meet = "mov.u32 %r1, %envreg2; mov.u32 %r2, %envreg1; mov.b64 %w, {%r1, %r2}; setp.ne.u64 %p, %w, 0; \
+        @!%p trap; bar.sync 0; @%lead bra COUNT; bra MET; COUNT: mov.u32 %r3, %nctaid.x; mov.u32 %r4, %ctaid.x; \
+        setp.eq.u32 %p, %r4, 0; sub.u32 %r3, 0x80000001, %r3; selp.b32 %r3, %r3, 1, %p; \
+        atom.add.release.gpu.u32 %r5, [%w+4], %r3; WAIT: ld.acquire.gpu.u32 %r6, [%w+4]; xor.b32 %r6, %r6, %r5; \
+        setp.gt.s32 %p, %r6, -1; @%p bra WAIT; MET: bar.sync 0;";
+    format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry turn(.param .u64 out) {{\n\
+        .reg .b32 %r<9>; .reg .b64 %w, %o, %d, %e; .reg .pred %p, %lead; ld.param.u64 %o, [out]; mov.u32 %r7, %tid.x; \
+        setp.eq.u32 %lead, %r7, 0; mov.u32 %r8, %ctaid.x; mad.lo.u32 %r7, %r8, 64, %r7; mad.wide.u32 %d, %r7, 4, %o; \
+        st.global.u32 [%d], %r7; {meet} mov.u32 %r8, %nctaid.x; shl.b32 %r8, %r8, 6; sub.u32 %r8, %r8, %r7; \
+        sub.u32 %r8, %r8, 1; mad.wide.u32 %e, %r8, 4, %o; ld.global.u32 %r8, [%e]; mad.lo.u32 %r7, %r7, 0, %r8; \
+        mov.u32 %r6, %nctaid.x; mad.wide.u32 %d, %r6, 256, %d; st.global.u32 [%d], %r7; ret; }}"
+    )
+}
+
+#[test]
+fn blocks_of_a_cooperative_launch_wait_for_each_other() {
+    let text = meeting_of_a_grid();
+    let run = |blocks: u32, cooperative: bool, schedule: Schedule| {
+        let shape = Shape { block: Some([64, 1, 1]), cooperative, ..Shape::default() };
+        let kernel = Module::read(&text).and_then(|module| module.kernel("turn", shape)).expect("a kernel");
+        let mut gpu = Gpu::new(Limits { multiprocessors: 2, ..Limits::h200() }).with_rules(Rules::Letter);
+        let out = gpu.alloc("out", 512 * 6);
+        let launch = Invocation { grid: [blocks, 1, 1], args: vec![out.into()] };
+        let run = gpu.run(&kernel, &launch, schedule).map_err(|fault| fault.kind.name());
+        run.map(|_| gpu.download(out).expect("all written")[256 * 6..].to_vec())
+    };
+    for schedule in Schedule::several(2) {
+        // Three of them on each multiprocessor.
+        let turned: Vec<u8> = (0..384u32).rev().flat_map(u32::to_le_bytes).collect();
+        assert_eq!(run(6, true, schedule), Ok(turned));
+        assert_eq!(run(1000, true, schedule), Err("over limit"));
+        // A plain launch has no such word.
+        assert_eq!(run(6, false, schedule), Err("trap"));
+    }
 }
 
 /// Whether a kernel runs by the rules of published kernels, and what the letter has against it.

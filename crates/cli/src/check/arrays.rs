@@ -54,6 +54,18 @@ impl Dtype {
         DTYPES.iter().find(|(dtype, ..)| *dtype == self).map_or(1, |(.., bytes)| *bytes)
     }
 
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        DTYPES.iter().find(|(dtype, ..)| *dtype == self).map_or("", |(_, name, ..)| *name)
+    }
+
+    /// Whether a file may hold such numbers under another name: as whole ones if they are that, or as unsigned bits.
+    pub fn may_be_held_as(self, held: Dtype) -> bool {
+        let whole = |dtype: Dtype| dtype.name().starts_with(['u', 'i']);
+        let bits = held.name().starts_with('u');
+        self == held || self.bytes() == held.bytes() && whole(held) && (bits || whole(self))
+    }
+
     /// The type as tensor maps have it.
     pub fn element(self) -> Option<Element> {
         match self {

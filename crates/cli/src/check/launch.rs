@@ -30,6 +30,8 @@ struct File {
     #[serde(default)]
     shared: u32,
     #[serde(default)]
+    cooperative: bool,
+    #[serde(default)]
     buffer: BTreeMap<String, BufferFile>,
     #[serde(default)]
     arg: Vec<ArgFile>,
@@ -78,6 +80,7 @@ pub struct Launch {
     pub block: Option<[u32; 3]>,
     pub cluster: Option<[u32; 3]>,
     pub shared: u32,
+    pub cooperative: bool,
     grid: [u32; 3],
     buffers: Vec<Contents>,
     args: Vec<ArgFile>,
@@ -123,8 +126,9 @@ impl Launch {
                 .map_err(|what| refuse(format!("buffer {name:?}: {what}")))?;
             buffers.push(contents);
         }
-        let (entry, shared, args, path) = (file.entry, file.shared, file.arg, path.to_path_buf());
-        Ok(Launch { entry, block, cluster, shared, grid, buffers, args, path })
+        let (entry, shared, cooperative) = (file.entry, file.shared, file.cooperative);
+        let (args, path) = (file.arg, path.to_path_buf());
+        Ok(Launch { entry, block, cluster, shared, cooperative, grid, buffers, args, path })
     }
 
     /// A device with the buffers.
@@ -227,8 +231,18 @@ fn contents(name: &str, file: BufferFile, bytes: &Bytes<'_>, left: &mut u64) -> 
         (Some(path), None) => {
             let array = array(path, bytes)?;
             // The launch file may know better what the bits mean.
-            let dtype = named.filter(|dtype| dtype.bytes() == array.dtype.bytes()).unwrap_or(array.dtype);
-            (dtype, array.bytes.len() / dtype.bytes(), Start::Array(array.bytes))
+            let dtype = named.unwrap_or(array.dtype);
+            if dtype.bytes() != array.dtype.bytes() {
+                let (asked, held) = (dtype.name(), array.dtype.name());
+                return Err(format!("dtype is {asked:?}, and {path:?} has numbers of {held:?}, of another width"));
+            }
+            let count = array.bytes.len() / dtype.bytes();
+            if let Some(shape) = &file.shape
+                && shape.iter().try_fold(1u64, |all, side| all.checked_mul(*side)) != Some(count as u64)
+            {
+                return Err(format!("shape is {shape:?}, and {path:?} has {count} numbers; leave it out"));
+            }
+            (dtype, count, Start::Array(array.bytes))
         }
         (None, Some(fill)) => {
             let known = Fill::named(fill);
@@ -252,6 +266,13 @@ fn contents(name: &str, file: BufferFile, bytes: &Bytes<'_>, left: &mut u64) -> 
     let expect = file.expect.as_deref().map(|path| array(path, bytes)).transpose()?;
     if let Some(expect) = expect.as_ref().filter(|expect| expect.bytes.len() as u64 != size) {
         return Err(format!("it has {size} bytes, and {} are expected of it", expect.bytes.len()));
+    }
+    if let Some(held) = expect.as_ref().map(|expect| expect.dtype).filter(|held| !dtype.may_be_held_as(*held)) {
+        let (asked, held) = (dtype.name(), held.name());
+        return Err(format!("its dtype is {asked:?}, and what is expected of it is of {held:?}; save it as {asked:?}"));
+    }
+    if let Some(wrong) = [file.rtol, file.atol].into_iter().find(|tolerance| tolerance.is_nan() || *tolerance < 0.0) {
+        return Err(format!("a tolerance of {wrong}; rtol and atol are 0 or more"));
     }
     let (rtol, atol, expect) = (file.rtol, file.atol, expect.map(|expect| expect.bytes));
     Ok(Contents { name: name.to_owned(), dtype, count, start, expect, rtol, atol })
@@ -291,6 +312,36 @@ mod tests {
             "two_large_fills",
         ];
         assert_eq!(refused, wanted);
+    }
+
+    /// A file of numpy's with four numbers.
+    fn four(descr: &str, bytes: usize) -> Vec<u8> {
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (4,), }}\n");
+        let length = (header.len() as u16).to_le_bytes();
+        let parts = [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), &vec![0; 4 * bytes]];
+        parts.concat()
+    }
+
+    #[test]
+    fn what_a_launch_file_says_of_its_arrays_is_held_against_them() {
+        let read = |buffer: &str, descr: &str, bytes: usize| {
+            let text = format!("grid = [1]\n[buffer.x]\n{buffer}\n");
+            Launch::read(Path::new("launch.toml"), &text, &|_| Ok(four(descr, bytes)))
+                .map_err(|error| error.to_string())
+        };
+        let filled = "dtype = \"f32\"\nshape = [4]\nfill = \"zeros\"\nexpect = \"x.npy\"";
+        assert!(read("file = \"x.npy\"\nshape = [2, 2]\ndtype = \"bf16\"", "<u2", 2).is_ok());
+        assert!(read(filled, "<f4", 4).is_ok() && read(filled, "<u4", 4).is_ok());
+        for (buffer, descr, bytes, said) in [
+            ("file = \"x.npy\"\nshape = [5]", "<f4", 4, "has 4 numbers"),
+            ("file = \"x.npy\"\ndtype = \"f64\"", "<f4", 4, "of another width"),
+            (filled, "<i4", 4, "save it as \"f32\""),
+            (&format!("{filled}\nrtol = -1.0"), "<f4", 4, "a tolerance of -1"),
+            (&format!("{filled}\natol = nan"), "<f4", 4, "a tolerance of NaN"),
+        ] {
+            let refusal = read(buffer, descr, bytes).expect_err(buffer);
+            assert!(refusal.contains(said), "{refusal}");
+        }
     }
 
     #[test]

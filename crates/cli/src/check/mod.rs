@@ -166,7 +166,8 @@ pub fn check(args: &Args) -> Result<()> {
         Some(entry) => entry,
         None => module.only_entry().map_err(refused)?,
     };
-    let shape = Shape { block: launch.block, cluster: launch.cluster, dynamic_shared: launch.shared };
+    let (block, cluster) = (launch.block, launch.cluster);
+    let shape = Shape { block, cluster, dynamic_shared: launch.shared, cooperative: launch.cooperative };
     let kernel = module.kernel(entry, shape).map_err(refused)?;
     let suppressions = args.suppress.as_deref().map(Suppressions::open).transpose()?.unwrap_or_default();
     args.html.iter().try_for_each(|path| files::check_report(path))?;

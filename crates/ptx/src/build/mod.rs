@@ -90,6 +90,7 @@ impl Builder {
             phases: vec![Phase { name: name.into(), parent: None }],
             body: Vec::new(),
             foreign: false,
+            cooperative: false,
         };
         let mut builder = Builder { kernel, phase: PhaseId(0), guard: None, labels: 0, refused: None };
         builder.check_name(name);

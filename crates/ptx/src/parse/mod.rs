@@ -57,11 +57,14 @@ pub struct Shape {
     pub cluster: Option<[u32; 3]>,
     /// Bytes of shared memory behind the variables that the text declares.
     pub dynamic_shared: u32,
+    /// Whether the launch is a cooperative one: all blocks run at the same time, and may wait for each other.
+    pub cooperative: bool,
 }
 
 impl<'t> Module<'t> {
-    /// Reads a text.
+    /// Reads a text. Zeros at its end are left out: some compilers write theirs with the one that ends a C string.
     pub fn read(text: &'t str) -> Result<Self, Error> {
+        let text = text.trim_end_matches('\0');
         Ok(Module { text, read: reader::read(text)? })
     }
 

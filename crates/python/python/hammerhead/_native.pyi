@@ -49,7 +49,7 @@ def backends() -> list[tuple[str, str | None]]: ...
 def serve_trials(device: int) -> None: ...
 def simulate(
     text: str,
-    launch: tuple[str | None, _Sides, _Sides | None, _Sides | None, int],
+    launch: tuple[str | None, _Sides, _Sides | None, _Sides | None, int, bool],
     buffers: list[tuple[str, bytes, bool, int]],
     args: list[_Argument],
     rules: str,

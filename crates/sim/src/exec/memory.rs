@@ -482,18 +482,20 @@ impl Exec<'_, '_> {
             |stamp: Stamp| (stamp.cluster, stamp.slot) == thread || known.get(stamp.cluster, stamp.slot) >= stamp.count;
         let visible = if atomic { 1 } else { flag.visible(thread, knows) };
         let back = self.core.chooser.staleness(visible);
-        let version = flag.see(thread, back).clone();
+        let (version, published) = flag.see(thread, back, acquire.then_some(scope));
+        let (written, published) = (version.written, published.to_vec());
+        let older = (back > 0).then(|| version.data.clone());
         self.flag(spot).0.insert(at, flag);
-        if !version.written {
+        if !written {
             return Err(FaultKind::Uninitialised { place: self.place(spot, bytes), byte: 0 });
         }
-        for publication in version.published {
+        for publication in published {
             match acquire {
                 true => self.acquire(lane, scope, &publication),
                 false => self.warp.glimpse(lane, publication),
             }
         }
-        Ok((back > 0).then_some(version.data))
+        Ok(older)
     }
 
     fn place(&self, spot: Spot, bytes: u32) -> Place {

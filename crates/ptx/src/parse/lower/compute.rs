@@ -1,7 +1,7 @@
 //! What threads compute: the reverse of most of `print/compute.rs`.
 
 use super::words::Words;
-use super::{Lower, Refusal, Symbol, function_address};
+use super::{GRID_WORKSPACE, Lower, Refusal, Symbol, function_address};
 use crate::instr::{
     Arith, BinaryOp, Comparison, Direction, FloatMode, FloatPair, LogicOp, NarrowFloat, PredicateOp, Rounding,
     SpecialRegister, TernaryOp, UnaryOp,
@@ -108,6 +108,9 @@ impl<'t> Lower<'_, 't> {
                 };
                 Arith::Policy { dst: self.register(dst, Bank::B64)?, keep }
             }
+            "add" | "addc" | "sub" | "subc" | "mad" | "madc" if opcode.ends_with('c') || words.has("cc") => {
+                return self.with_carry(opcode, words, operands);
+            }
             "mad" | "mul" if words.take("wide") => {
                 let ty = words.number().filter(|ty| !ty.is_float() && ty.bits() < 64).ok_or(Refusal::Unknown)?;
                 let (a, b, c) = match operands {
@@ -146,6 +149,62 @@ impl<'t> Lower<'_, 't> {
         let (mode, dst) = (FloatMode::PLAIN, self.fresh(ty.bank())?);
         self.emit(Arith::Binary { op, ty, mode, dst, a, b });
         Ok(crate::types::Operand::Reg(dst))
+    }
+
+    /// Sums and differences of numbers in several words: what is carried from one to the next is a predicate that no
+    /// name stands for.
+    fn with_carry(&mut self, opcode: &str, words: &mut Words<'t>, operands: &[Operand<'t>]) -> Result<(), Refusal> {
+        use crate::types::Operand::{Imm, Reg};
+        let named = words.number().filter(|ty| !ty.is_float() && ty.bits() >= 32).ok_or(Refusal::Unknown)?;
+        let ty = if named.bits() == 32 { DataType::U32 } else { DataType::U64 };
+        let (mode, carry_out, minus) = (FloatMode::PLAIN, words.take("cc"), opcode.starts_with("sub"));
+        let (dst, a, b) = match operands {
+            [dst, a, b, c] if opcode.starts_with("mad") => {
+                let op = match words.pick(&[("lo", BinaryOp::Mul), ("hi", BinaryOp::MulHigh)]) {
+                    Some(op) => op,
+                    None => return Err(Refusal::Unknown),
+                };
+                let (a, b) = (self.value(a, named)?, self.value(b, named)?);
+                (dst, self.computed((op, named), a, b)?, self.value(c, ty)?)
+            }
+            [dst, a, b] if !opcode.starts_with("mad") => (dst, self.value(a, ty)?, self.value(b, ty)?),
+            _ => return Err(Refusal::Unknown),
+        };
+        let carry = match self.carry {
+            Some(carry) => carry,
+            None => {
+                let carry = self.fresh(Bank::Pred)?;
+                *self.carry.insert(carry)
+            }
+        };
+        let op = if minus { BinaryOp::Sub } else { BinaryOp::Add };
+        let first = self.computed((op, ty), a, b)?;
+        // A sum that is less than what was added to, or less than what is taken away: one is carried.
+        let less = |of: crate::types::Operand, than: crate::types::Operand, dst: RegId| Arith::Compare {
+            cmp: Comparison::Lt,
+            ty,
+            dst,
+            a: of,
+            b: than,
+        };
+        let over = self.fresh(Bank::Pred)?;
+        self.emit(if minus { less(a, b, over) } else { less(first, a, over) });
+        let (mut result, mut again) = (first, None);
+        if opcode.ends_with('c') {
+            let one = self.fresh(ty.bank())?;
+            self.emit(Arith::Select { ty, dst: one, a: Imm(1), b: Imm(0), pred: carry });
+            result = self.computed((op, ty), first, Reg(one))?;
+            let over = self.fresh(Bank::Pred)?;
+            self.emit(if minus { less(first, Reg(one), over) } else { less(result, first, over) });
+            again = Some(over);
+        }
+        if carry_out {
+            let op = PredicateOp::Logic(LogicOp::Or, over, again.unwrap_or(over));
+            self.emit(Arith::Predicate { dst: carry, op });
+        }
+        let dst = self.register(dst, ty.bank())?;
+        self.emit(Arith::Unary { op: UnaryOp::Move, ty, mode, dst, a: result });
+        Ok(())
     }
 
     /// A run of ones (`bmsk`), or bits put in place of others (`bfi`): by shifts, of which those too far give nothing.
@@ -424,6 +483,12 @@ impl<'t> Lower<'_, 't> {
                 }
                 _ => return Err(Refusal::Unknown),
             },
+            (dst, Operand::Name { name, part: None, .. })
+                if let Some(half) = GRID_WORKSPACE.iter().position(|half| *half == name.text) =>
+            {
+                let dst = self.register(dst, Bank::B32)?;
+                return self.workspace_half(dst, half == 0);
+            }
             (dst, Operand::Name { name, part, .. })
                 if name.text.starts_with('%') && self.look_up(name.text).is_none() =>
             {
@@ -477,6 +542,20 @@ impl<'t> Lower<'_, 't> {
             Symbol::Variable(variable) => self.emit(Arith::VariableAddress { dst, variable, offset: byte(0)? }),
             _ => return Err(Refusal::Unknown),
         }
+        Ok(())
+    }
+
+    /// The upper or the lower half of the address that a cooperative launch has and others have not.
+    fn workspace_half(&mut self, dst: RegId, upper: bool) -> Result<(), Refusal> {
+        let Some(variable) = self.workspace else {
+            let (op, ty, mode, a) = (UnaryOp::Move, DataType::U32, FloatMode::PLAIN, crate::types::Operand::Imm(0));
+            self.emit(Arith::Unary { op, ty, mode, dst, a });
+            return Ok(());
+        };
+        let (address, other) = (self.fresh(Bank::B64)?, self.fresh(Bank::B32)?);
+        let (low, high) = if upper { (other, dst) } else { (dst, other) };
+        self.emit(Arith::VariableAddress { dst: address, variable, offset: 0 });
+        self.emit(Arith::Unpack { low, high, a: address });
         Ok(())
     }
 

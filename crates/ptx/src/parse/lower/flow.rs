@@ -202,17 +202,19 @@ impl<'t> Lower<'_, 't> {
             .map(|target| self.label(&Operand::Name { name: *target, part: None, plus: 0 }))
             .collect::<Result<_, _>>()?;
         let index = self.register(index, Bank::B32)?;
-        let Some((last, others)) = labels.split_last() else { return Err(Refusal::Unknown) };
-        for (number, target) in (0..).zip(others) {
+        if labels.is_empty() {
+            return Err(Refusal::Unknown);
+        }
+        for (number, target) in (0..).zip(labels) {
             let (ty, dst) = (DataType::U32, self.fresh(Bank::Pred)?);
             let [a, b] = [crate::types::Operand::Reg(index), crate::types::Operand::Imm(number)];
             self.emit(Arith::Compare { cmp: Comparison::Eq, ty, dst, a, b });
             self.guard = Some(Guard { pred: dst, negated: false });
-            self.emit(Control::Branch { target: *target, uniform });
+            self.emit(Control::Branch { target, uniform });
             self.guard = None;
         }
-        // What is beyond the list is undefined.
-        self.emit(Control::Branch { target: *last, uniform });
+        // What is beyond the list is undefined: nobody should come here.
+        self.emit(Control::Trap);
         Ok(())
     }
 

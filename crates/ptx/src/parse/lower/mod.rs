@@ -46,6 +46,10 @@ const MOST_LETTERS: usize = 240;
 const RESERVED: &str = "%reserved_smem_offset_1";
 const RESERVED_BYTES: u32 = 288;
 
+/// The halves of the address of what the driver keeps for a cooperative launch, the upper one first, by CUDA's headers:
+/// the size, and a word in which the grid's blocks count each other. Without such a launch the address is zero.
+const GRID_WORKSPACE: [&str; 2] = ["%envreg1", "%envreg2"];
+
 /// Why an instruction did not become a value.
 enum Refusal {
     /// It is not understood.
@@ -124,6 +128,10 @@ struct Lower<'m, 't> {
     dynamic: u32,
     /// A word of shared memory in which barriers count votes, if there are such.
     votes: Option<u32>,
+    /// The variable that the driver keeps for a cooperative launch, if it is asked for.
+    workspace: Option<u32>,
+    /// What sums of several words carry from one to the next, once there are such.
+    carry: Option<RegId>,
     /// Numbers that were last put into registers of 16 bits, and those that an instruction relies on, with its place.
     constants: HashMap<RegId, u64>,
     relied_on: HashMap<RegId, (u64, u32)>,
@@ -182,6 +190,7 @@ pub(super) fn lower<'t>(
         phases,
         body: instructions,
         foreign: true,
+        cooperative: shape.cooperative,
     };
     // Functions that may be called. Their bodies are put in place of the calls.
     let called =
@@ -198,6 +207,8 @@ pub(super) fn lower<'t>(
         registers: 0,
         dynamic: 0,
         votes: None,
+        workspace: None,
+        carry: None,
         constants: HashMap::new(),
         relied_on: HashMap::new(),
         taken: addressed_names(read),
@@ -236,6 +247,9 @@ pub(super) fn lower<'t>(
     let bodies: Vec<&Vec<Statement<'t>>> = called().chain([body]).collect();
     lower.params(function)?;
     lower.shared_memory(&names, &bodies, shape.dynamic_shared)?;
+    if shape.cooperative && GRID_WORKSPACE.iter().any(|name| names.contains(name)) {
+        lower.grid_workspace();
+    }
     lower.block(body)?;
     lower.relied_on_hold()?;
     let last = lower.kernel.body.last();
@@ -580,6 +594,14 @@ impl<'t> Lower<'_, 't> {
         self.kernel.variables.push(kernel::Variable { name, space, bytes: bytes as u32, align, initial });
         self.scope().names.insert(variable.name.text, Symbol::Variable(number));
         Ok(())
+    }
+
+    /// Sets aside what the driver keeps for a cooperative launch.
+    fn grid_workspace(&mut self) {
+        let (name, space, bytes) = ("grid workspace".to_string(), VariableSpace::Global, 8u32);
+        self.workspace = Some(self.kernel.variables.len() as u32);
+        let initial = bytes.to_le_bytes().to_vec();
+        self.kernel.variables.push(kernel::Variable { name, space, bytes, align: 8, initial });
     }
 
     /// Lays the shared variables out that the function uses: those of a known size, then the one whose size the

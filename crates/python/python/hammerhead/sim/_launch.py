@@ -109,6 +109,7 @@ def launch(
     block: Sides | None = None,
     cluster: Sides | None = None,
     shared: int = 0,
+    cooperative: bool = False,
     entry: str | None = None,
     rules: str = "practice",
     schedules: int = 10,
@@ -118,7 +119,7 @@ def launch(
     ``args`` has one value for each parameter: arrays of numpy's or torch's (or :class:`Tensor`) for pointers,
     :class:`TensorMap`, numbers, and bytes or :class:`Parts` for structures. Arrays hold afterwards what the first schedule left in them.
     ``block`` and ``cluster`` may be left out where the text says them, ``entry`` where there is one; ``shared`` is the
-    dynamic part. ``rules`` are ``"practice"`` or ``"letter"``.
+    dynamic part. In a ``cooperative`` launch all blocks run at the same time, and may wait for each other. ``rules`` are ``"practice"`` or ``"letter"``.
     """
     memory = Memory()
     given: list[Argument] = []
@@ -133,7 +134,7 @@ def launch(
             given.append(value.tobytes())
         else:
             raise TypeError(f"argument {number} is a {type(value).__name__}; give an array, a tensor map, a number, bytes or parts")
-    return run(ptx, grid, given, memory, block, cluster, shared, entry, rules, schedules)
+    return run(ptx, grid, given, memory, block, cluster, shared, cooperative, entry, rules, schedules)
 
 
 def run(
@@ -144,6 +145,7 @@ def run(
     block: Sides | None,
     cluster: Sides | None,
     shared: int,
+    cooperative: bool,
     entry: str | None,
     rules: str,
     schedules: int,
@@ -151,7 +153,7 @@ def run(
     """The same, for arguments whose arrays are in ``memory`` already."""
     buffers = memory.settle()
     optional = [None if given is None else sides(what, given) for what, given in (("block", block), ("cluster", cluster))]
-    shape = (entry, sides("grid", grid), optional[0], optional[1], shared)
+    shape = (entry, sides("grid", grid), optional[0], optional[1], shared, cooperative)
     kernel, found, differs, profile, left = _native.simulate(
         ptx, shape, buffers, [_placed(arg, memory) for arg in args], rules, schedules
     )

@@ -147,8 +147,10 @@ class _Driver:
         block = None if ".reqntid" in ptx else (32 * metadata.num_warps, 1, 1)
         grid = (grid[0] * ctas, grid[1], grid[2])
         cluster = (ctas, 1, 1) if ctas > 1 else None
+        # Older ones have no such launches.
+        cooperative = getattr(metadata, "launch_cooperative_grid", False)
         report = run(
-            ptx, grid, args.all, memory, block, cluster, metadata.shared, metadata.name, self.rules, self.schedules
+            ptx, grid, args.all, memory, block, cluster, metadata.shared, cooperative, metadata.name, self.rules, self.schedules
         )
         self.reports.append(report)
 
