@@ -381,6 +381,12 @@ fn type_bytes(ty: &str) -> Option<u64> {
     }
 }
 
+/// Whether the printer has names like this one for registers, labels and shared memory.
+fn is_printers(name: &str) -> bool {
+    let label = name.strip_prefix('L').is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+    label || name.starts_with('%') || name == "shared_memory"
+}
+
 /// Adds the names that statements use to a set.
 fn used<'t>(body: &[Statement<'t>], names: &mut HashSet<&'t str>) {
     fn of<'t>(operand: &Operand<'t>, names: &mut HashSet<&'t str>) {
@@ -532,7 +538,11 @@ impl<'t> Lower<'_, 't> {
             let align = u32::try_from(align).unwrap_or(1).max(1);
             let ty = known.map_or(ParamType::Bytes { size, align }, ParamType::Scalar);
             let id = ParamId(self.kernel.params.len() as u32);
-            self.kernel.params.push(Param { name: param.name.text.to_string(), ty });
+            let mut name = param.name.text.to_string();
+            if is_printers(&name) {
+                name = format!("{}_{}", name.trim_start_matches('%'), id.0);
+            }
+            self.kernel.params.push(Param { name, ty });
             self.scope().names.insert(param.name.text, Symbol::Param(id));
         }
         Ok(())
@@ -588,8 +598,8 @@ impl<'t> Lower<'_, 't> {
         let number = self.kernel.variables.len() as u32;
         let align = variable.align.or(type_bytes(variable.ty)).unwrap_or(1) as u32;
         let mut name = variable.name.text.to_string();
-        if self.kernel.variables.iter().any(|other| other.name == name) {
-            name = format!("{name}_{number}");
+        if is_printers(&name) || self.kernel.variables.iter().any(|other| other.name == name) {
+            name = format!("{}_{number}", name.trim_start_matches('%'));
         }
         self.kernel.variables.push(kernel::Variable { name, space, bytes: bytes as u32, align, initial });
         self.scope().names.insert(variable.name.text, Symbol::Variable(number));
