@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 /// Blocks that a grid may have.
 const MOST_BLOCKS: u64 = 1 << 20;
 
-/// How a kernel is launched: its entry, the grid, a block and a cluster, bytes of dynamic shared memory, and whether the
-/// launch is a cooperative one.
+/// How a kernel is launched: its entry, the grid, a block and a cluster, bytes of dynamic shared memory, and whether
+/// the launch is a cooperative one.
 type LaunchParts = (Option<String>, [u32; 3], Option<[u32; 3]>, Option<[u32; 3]>, u32, bool);
 /// Memory: its name, what it holds, whether that counts as written, and how far it is beyond a rounder address.
 type BufferParts = (String, Vec<u8>, bool, u64);
