@@ -536,7 +536,7 @@ save("ptx", "variables", entry(
 save("ptx", "unused_variable", entry(".global .align 4 .u32 g[2] = {1, 0xff};\n.local .b32 l[4];\nret;"))
 # Names as the printer gives them to registers, labels and shared memory.
 save("ptx", "names_of_the_printer", entry(
-    "x: mov.u64 %b, %d2; mov.u64 %b, L0; ld.param.u64 %b, [%d0]; bra x;", ".param .u64 %d0",
+    "x: mov.u64 %b, %d2; mov.u64 %b, L0; ld.param.u64 %b, [%d0]; bra x;", ".param .u64 %d0, .param .u64 %1",
     head=HEAD + ".global .u64 %d2;\n.global .u32 L0;\n").replace(b"{\n", b"{\n.reg .b64 %b; ", 1))
 # Logic is of bits: no assembler takes this, and a number with a sign is another one without.
 save("ptx", "logic_of_numbers", entry(REGS + "and.s32 %r2, %r1, -3; ret;"))

@@ -540,7 +540,7 @@ impl<'t> Lower<'_, 't> {
             let id = ParamId(self.kernel.params.len() as u32);
             let mut name = param.name.text.to_string();
             if is_printers(&name) {
-                name = format!("{}_{}", name.trim_start_matches('%'), id.0);
+                name = format!("_{}_{}", name.trim_start_matches('%'), id.0);
             }
             self.kernel.params.push(Param { name, ty });
             self.scope().names.insert(param.name.text, Symbol::Param(id));
@@ -599,7 +599,7 @@ impl<'t> Lower<'_, 't> {
         let align = variable.align.or(type_bytes(variable.ty)).unwrap_or(1) as u32;
         let mut name = variable.name.text.to_string();
         if is_printers(&name) || self.kernel.variables.iter().any(|other| other.name == name) {
-            name = format!("{}_{number}", name.trim_start_matches('%'));
+            name = format!("_{}_{number}", name.trim_start_matches('%'));
         }
         self.kernel.variables.push(kernel::Variable { name, space, bytes: bytes as u32, align, initial });
         self.scope().names.insert(variable.name.text, Symbol::Variable(number));
