@@ -381,10 +381,15 @@ fn type_bytes(ty: &str) -> Option<u64> {
     }
 }
 
-/// Whether the printer has names like this one for registers, labels and shared memory.
-fn is_printers(name: &str) -> bool {
-    let label = name.strip_prefix('L').is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
-    label || name.starts_with('%') || name == "shared_memory"
+/// The name that a variable or parameter is printed under: another one where somebody has its own, or the printer has
+/// such names for registers, labels and shared memory.
+fn own_name(name: &str, number: u32, taken: bool) -> String {
+    let digits = name.strip_prefix('L').filter(|digits| !digits.is_empty());
+    let label = digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    match taken || label || name.starts_with('%') || name == "shared_memory" {
+        true => format!("_{}_{number}", name.trim_start_matches('%')),
+        false => name.to_string(),
+    }
 }
 
 /// Adds the names that statements use to a set.
@@ -538,11 +543,7 @@ impl<'t> Lower<'_, 't> {
             let align = u32::try_from(align).unwrap_or(1).max(1);
             let ty = known.map_or(ParamType::Bytes { size, align }, ParamType::Scalar);
             let id = ParamId(self.kernel.params.len() as u32);
-            let mut name = param.name.text.to_string();
-            if is_printers(&name) {
-                name = format!("_{}_{}", name.trim_start_matches('%'), id.0);
-            }
-            self.kernel.params.push(Param { name, ty });
+            self.kernel.params.push(Param { name: own_name(param.name.text, id.0, false), ty });
             self.scope().names.insert(param.name.text, Symbol::Param(id));
         }
         Ok(())
@@ -597,10 +598,8 @@ impl<'t> Lower<'_, 't> {
         initial.truncate(bytes as usize);
         let number = self.kernel.variables.len() as u32;
         let align = variable.align.or(type_bytes(variable.ty)).unwrap_or(1) as u32;
-        let mut name = variable.name.text.to_string();
-        if is_printers(&name) || self.kernel.variables.iter().any(|other| other.name == name) {
-            name = format!("_{}_{number}", name.trim_start_matches('%'));
-        }
+        let taken = self.kernel.variables.iter().any(|other| other.name == variable.name.text);
+        let name = own_name(variable.name.text, number, taken);
         self.kernel.variables.push(kernel::Variable { name, space, bytes: bytes as u32, align, initial });
         self.scope().names.insert(variable.name.text, Symbol::Variable(number));
         Ok(())
