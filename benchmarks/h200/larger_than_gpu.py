@@ -126,7 +126,7 @@ def generate(folder, gpu_budget, whole_layers, prompts, tokens):
     with torch.inference_mode():
         for prompt in prompts:
             text, taken = torch.randint(0, COMMON["vocab_size"], (1, prompt), device="cuda"), []
-            # The first is not counted. Who waits for the GPU spins, or sleeps and leaves its core to the host's experts.
+            # The first is not counted. Who waits for the GPU spins, or sleeps and leaves its core to the experts.
             for way in (None, torch.cuda.Event(), torch.cuda.Event(blocking=True)):
                 begun = time.perf_counter()
                 token = model(text, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)

@@ -99,7 +99,7 @@ def write_gguf(config, layers, kind, path):
 
 
 def measure(bench, path, layers, part, prompts, tokens):
-    """What llama-bench says with a part of the layers' experts on the GPU: seconds of prompts, and tokens per second."""
+    """What llama-bench says with a part of the layers' experts on the GPU: seconds of prompts, tokens per second."""
     away = round(layers * (1 - part))
     command = [bench, "-m", str(path), "-ngl", "99", "-ncmoe", str(away), "-t", str(os.cpu_count()), "-fa", "on", "-lm", "none"]
     command += ["-p", ",".join(map(str, prompts)), "-n", str(tokens), "-r", "3", "-o", "json"]

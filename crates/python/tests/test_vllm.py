@@ -179,8 +179,8 @@ def test_adapters_of_requests_are_those_merged_into_the_model(name, tmp_path):
     model = loaded(DATA / name, enable_lora=True, max_loras=3, max_lora_rank=8)
     requests = [LoRARequest(folder.name, 1 + number, str(folder)) for number, folder in enumerate(folders)]
     sampling = vllm.SamplingParams(temperature=0, max_tokens=6, detokenize=False, logprobs=1)
-    # All of them in one batch. On a CPU, vLLM's linear layers take the last slot's adapter for requests without one: that
-    # slot is left empty.
+    # All of them in one batch. On a CPU, vLLM's linear layers take the last slot's adapter for requests without one:
+    # that slot is left empty.
     asked = [requests[0], None, requests[1], requests[0]]
     answers = model.generate([{"prompt_token_ids": PROMPT}] * 4, sampling, lora_request=asked, use_tqdm=False)
     for number, (answer, deltas) in enumerate(zip(answers, [added[0], {}, added[1], added[0]])):

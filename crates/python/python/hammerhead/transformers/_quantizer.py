@@ -231,8 +231,8 @@ class NvFp4Quantizer(HfQuantizer):
 
 
 def shared_in_order(elements: Mapping[str, int], left: int) -> dict[str, int]:
-    """The bytes that are left for layers of so many elements, where the first go to the GPU whole and are not named, the
-    next one has what remains, and those after it have nothing."""
+    """The bytes that are left for layers of so many elements: the first go to the GPU whole and are not named, the next
+    one has what remains, and those after it have nothing."""
     shares: dict[str, int] = {}
     for name, count in elements.items():
         # Nine bytes for sixteen elements, and a hundredth for what an expert has beside them.
