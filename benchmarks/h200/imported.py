@@ -5,9 +5,9 @@ fooled?
     benchmarks/h200/imported.py HAMMERHEAD [--only NAME]... [--who cheat|honest] [--seconds 600]
 
 Writes twelve small problems in the three public formats (definitions with workloads, modules with `Model`, tasks with
-`task.yml`), with shapes of their published examples, imports each with `hammerhead tank import`, and plays it with
-`hammerhead tank play --json`: cheats first, then honest solutions for as long as there is time. One play has the device
-to itself: whoever is timed beside others is found to be at work outside of its clock.
+`task.yml`), smaller than the published ones they are named after, imports each with `hammerhead tank import`, and plays
+it with `hammerhead tank play --json`: cheats first, then honest solutions for as long as there is time. One play has the
+device to itself: whoever is timed beside others is found to be at work outside of its clock.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def apply(x):
 CHEATS = {
     "remembered": "kept = {}\ndef cheat(right, like, *x):\n    key = x[0].data_ptr()\n    if key not in kept: kept[key] = right(*x)\n    return kept[key]\n",
     "first result": "kept = []\ndef cheat(right, like, *x):\n    if not kept: kept.append(right(*x))\n    return kept[0]\n",
-    "stale memory": "def cheat(right, like, *x):\n    found = right(*x); del found\n    return torch.empty_like(like)\n",
+    "stale memory": "def cheat(right, like, *x):\n    return torch.empty_like(like)\n",
     "zeros": "def cheat(right, like, *x):\n    return torch.zeros_like(like)\n",
     "no number": "def cheat(right, like, *x):\n    return torch.full_like(like, float('nan'))\n",
     "half of it": "def cheat(right, like, *x):\n    y = right(*x).clone(); y.view(-1)[y.numel() // 2:] = 0\n    return y\n",
@@ -144,27 +144,27 @@ def problems():
         "softmax_v32768", {"batch_size": var, "vocab": const(32768)},
         {"logits": (["batch_size", "vocab"], "float32"), "out": (["batch_size", "vocab"], "float32")},
         "def run(logits):\n    e = torch.exp(logits - logits.amax(-1, keepdim=True))\n    return e / e.sum(-1, keepdim=True)\n",
-        HEAD + "def run(logits):\n    return torch.softmax(logits, -1)\n", "zeros", [({"batch_size": 128}, "128, 32768")])
-    small = "torch.rand(1024, 4096)"
-    yield "19_ReLU", module("19_ReLU", ("x", "torch.relu(x)"), small, TRITON.format(expression="tl.maximum(v, 0.0)") + "right = apply\n", "first result", "1024, 4096")
-    yield "25_Swish", module("25_Swish", ("x", "x * torch.sigmoid(x)"), small, TRITON.format(expression="v * tl.sigmoid(v)") + "right = apply\n", "no number", "1024, 4096")
-    yield "26_GELU", module("26_GELU_", ("x", "torch.nn.functional.gelu(x)"), small, HEAD + "def right(x):\n    return torch.nn.functional.gelu(x)\n", "half of it", "1024, 4096")
+        HEAD + "def run(logits):\n    return torch.softmax(logits, -1)\n", "zeros", [({"batch_size": 64}, "64, 32768")])
+    small = "torch.rand(512, 4096)"
+    yield "19_ReLU", module("19_ReLU", ("x", "torch.relu(x)"), small, TRITON.format(expression="tl.maximum(v, 0.0)") + "right = apply\n", "first result", "512, 4096")
+    yield "25_Swish", module("25_Swish", ("x", "x * torch.sigmoid(x)"), small, TRITON.format(expression="v * tl.sigmoid(v)") + "right = apply\n", "no number", "512, 4096")
+    yield "26_GELU", module("26_GELU_", ("x", "torch.nn.functional.gelu(x)"), small, HEAD + "def right(x):\n    return torch.nn.functional.gelu(x)\n", "half of it", "512, 4096")
     yield "1_Square_matrix_multiplication", module(
         "1_Square_matrix_multiplication_", ("A, B", "torch.matmul(A, B)"), "torch.rand(1024, 1024), torch.rand(1024, 1024)",
         HEAD + "def right(A, B):\n    return A @ B\n", "thread", "1024, 1024")
     yield "47_Sum_reduction", module(
-        "47_Sum_reduction_over_a_dimension", ("x", "torch.sum(x, dim=1, keepdim=True)"), "torch.rand(16, 256, 4096)",
-        HEAD + "def right(x):\n    return x.sum(1, keepdim=True)\n", "stale memory", "16, 1, 4096")
+        "47_Sum_reduction_over_a_dimension", ("x", "torch.sum(x, dim=1, keepdim=True)"), "torch.rand(16, 256, 512)",
+        HEAD + "def right(x):\n    return x.sum(1, keepdim=True)\n", "stale memory", "16, 1, 512")
     yield "36_RMSNorm", module(
-        "36_RMSNorm_", ("x", "x / torch.sqrt(torch.mean(x ** 2, dim=1, keepdim=True) + 1e-5)"), "torch.rand(16, 64, 64, 64)",
-        HEAD + "def right(x):\n    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5)\n", "found by the collector", "16, 64, 64, 64")
+        "36_RMSNorm_", ("x", "x / torch.sqrt(torch.mean(x ** 2, dim=1, keepdim=True) + 1e-5)"), "torch.rand(16, 64, 32, 32)",
+        HEAD + "def right(x):\n    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5)\n", "found by the collector", "16, 64, 32, 32")
     yield "vectoradd", task(
         "vectoradd", "(torch.randn(size, size, device='cuda', dtype=torch.float16, generator=g), torch.randn(size, size, device='cuda', dtype=torch.float16, generator=g))",
         "return data[0] + data[1]", HEAD + "def right(data):\n    return torch.add(data[0], data[1])\n", "patched clock", [1024])
     yield "grayscale", task(
         "grayscale", "(torch.rand(size, size, 3, device='cuda', generator=g),)",
         "return 0.2989 * data[0][..., 0] + 0.5870 * data[0][..., 1] + 0.1140 * data[0][..., 2]",
-        HEAD + "W = torch.tensor([0.2989, 0.5870, 0.1140], device='cuda')\ndef right(data):\n    return (data[0] * W).sum(-1)\n", "patched check", [1024])
+        HEAD + "W = torch.tensor([0.2989, 0.5870, 0.1140], device='cuda')\ndef right(data):\n    return (data[0] * W).sum(-1)\n", "patched check", [512])
 
 
 QUICK = """[settings]
@@ -176,6 +176,7 @@ research_below = 0.0
 looks = [3]
 quartets_per_process = 1
 sample_jobs = 8
+plant = 0.125
 
 [settings.referee.checking]
 held_out = 1
