@@ -237,7 +237,7 @@ unsafe fn options_at(pointer: *const WholeOptions) -> Result<LayerOptions> {
     let workspace_bytes = if asked.workspace_bytes == 0 { usual.workspace_bytes } else { asked.workspace_bytes };
     let gpu_bytes = Some(asked.gpu_bytes).filter(|&bytes| bytes > 0);
     let batch_invariant = asked.batch_invariant != 0;
-    Ok(LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes })
+    Ok(LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes, ..usual })
 }
 
 /// The path at a pointer.

@@ -10,8 +10,15 @@
 //! in which a token has its experts. All of it is queued, or is part of a graph, and nobody waits on the caller's
 //! thread.
 //!
-//! A row's bits depend on where its expert is, since host and device add in different orders; while the placement
-//! stays, they are the same every time.
+//! **Many rows.** The host computes a row in a time of its own, but weights need be brought to the device once for any
+//! number of rows. So where a call has at least so many rows as the layer's [`Split`](op::Split) says, the host computes
+//! nothing: the device brings over the weights of experts that it does not hold, as [`crate::experts::lots`] describes,
+//! from a second copy of all experts in the host's memory, in the device's layout. What decides is the number of tokens
+//! times the experts of each and nothing else, so that it is known when a call is queued or captured.
+//!
+//! **Bits.** A row's bits depend on where its expert is computed, since host and device add in different orders; while
+//! the placement stays, they are the same every time. With as many rows as above, all are computed on the device, and
+//! have the bits of a layer that lies there as a whole.
 //!
 //! **What goes wrong on the host** cannot be told to whoever queued the call. Results that needed the host's rows are
 //! NaN then, and the next call is refused with the reason.
@@ -25,12 +32,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use format::{Dense, Values};
 use half::{bf16, f16};
-use op::{Activation, Error, HostCall, HostRows, Result};
+use op::{Activation, Error, HostCall, HostRows, Result, Split};
 
 use crate::device::Device;
 use crate::driver::{DeviceMemory, PinnedMemory, Stream};
 use crate::experts::NOBODY;
-use crate::experts::layer::{Exchange, Placement};
+use crate::experts::layer::{Brought, Exchange, Placement};
+use crate::experts::lots::{Lots, MOST_BYTES};
+use crate::experts::packed::PackedExpert;
 use crate::experts::place::AWAY;
 use crate::experts::shape::LayerShape;
 
@@ -42,25 +51,102 @@ pub struct AwayExperts {
     /// The slot of every expert, and how often each was asked for.
     table: [DeviceMemory; 2],
     host: Arc<dyn HostRows>,
+    /// What calls with many rows bring over, if they do; or why they do not, though they were to.
+    store: std::result::Result<Option<Store>, String>,
     /// What went wrong on the host since the last call.
     failure: Mutex<Option<String>>,
 }
 
+/// All experts in the host's memory as the device takes them.
+#[derive(Debug)]
+struct Store {
+    matrices: PinnedMemory,
+    lots: Lots,
+    /// The number of every expert, in the device's memory.
+    numbers: DeviceMemory,
+    /// Rows from which on it is used.
+    from: usize,
+}
+
 impl AwayExperts {
-    /// The table of a device whose slots hold these experts, of so many in all.
-    pub fn new(device: usize, experts: u32, resident: &[u32], host: Arc<dyn HostRows>) -> Result<Self> {
+    /// The table of a device whose slots hold these experts, of so many in all. Calls with as many rows as `stream_from`
+    /// says bring weights over; where there is no memory for that, none do.
+    pub fn new(
+        device: usize,
+        shape: &LayerShape,
+        experts: u32,
+        Split { resident, host, stream_from }: &Split,
+    ) -> Result<Self> {
         check_resident(resident, experts)?;
-        let context = Device::of(device)?.context;
-        let stream = Stream::new(context)?;
-        let table = [table_of(experts, resident), vec![0; experts as usize]];
-        let [slots, asked] = table
-            .map(|words| DeviceMemory::holding(context, "where experts are", bytemuck::cast_slice(&words), &stream));
-        Ok(AwayExperts { experts, table: [slots?, asked?], host, failure: Mutex::default() })
+        let device = Device::of(device)?;
+        let (context, stream) = (device.context, Stream::new(device.context)?);
+        let hold =
+            |words: &[u32]| DeviceMemory::holding(context, "where experts are", bytemuck::cast_slice(words), &stream);
+        let table = [hold(&table_of(experts, resident))?, hold(&vec![0; experts as usize])?];
+        let store = |from: usize| {
+            let lots = Lots::of(shape, device.family, experts, MOST_BYTES)?;
+            let bytes = experts as usize * lots.bytes.iter().sum::<usize>();
+            let matrices = PinnedMemory::new(context, "experts that are brought to the device", bytes);
+            let numbers = hold(&numbers_of(&lots, experts, resident)).map_err(|error| error.to_string())?;
+            Ok(Store { matrices: matrices.map_err(|error| error.to_string())?, lots, numbers, from })
+        };
+        let store = stream_from.map(store).transpose();
+        Ok(AwayExperts { experts, table, host: Arc::clone(host), store, failure: Mutex::default() })
     }
 
-    /// The table, as a call takes it.
-    pub fn placement(&self) -> Placement {
-        Placement { experts: self.experts, table: self.table.each_ref().map(DeviceMemory::address) }
+    /// How calls with so many rows bring weights over, if they do.
+    pub fn lots(&self, rows: usize) -> Option<&Lots> {
+        self.brings(rows).map(|store| &store.lots)
+    }
+
+    /// How calls that bring weights over do it, if any do.
+    pub(crate) fn all_lots(&self) -> Option<&Lots> {
+        self.store.as_ref().ok()?.as_ref().map(|store| &store.lots)
+    }
+
+    fn brings(&self, rows: usize) -> Option<&Store> {
+        self.store.as_ref().ok()?.as_ref().filter(|store| rows >= store.from)
+    }
+
+    /// Rows from which on calls bring weights over, if they do; or why they do not, though they were to.
+    pub fn streams_from(&self) -> std::result::Result<Option<usize>, String> {
+        self.store.as_ref().map(|store| store.as_ref().map(|store| store.from)).map_err(String::clone)
+    }
+
+    /// Bytes of the host's memory that are kept to be brought over.
+    pub fn stored_bytes(&self) -> usize {
+        self.store.as_ref().ok().and_then(Option::as_ref).map_or(0, |store| store.matrices.bytes())
+    }
+
+    /// Keeps an expert to be brought over, before any call.
+    pub(crate) fn keep(&mut self, expert: usize, packed: &PackedExpert) {
+        let (Ok(Some(store)), bytes) = (&self.store, packed.matrices()) else { return };
+        if let Some(place) = store.matrices.at(expert * bytes.len(), bytes.len()) {
+            // SAFETY: there are as many bytes, and nobody else has them: no call was made.
+            unsafe { place.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        }
+    }
+
+    /// Keeps nothing to be brought over, for a reason.
+    pub(crate) fn without_store(self, reason: String) -> Self {
+        AwayExperts { store: Err(reason), ..self }
+    }
+
+    /// How a call with so many rows finds its experts.
+    pub fn placement(&self, rows: usize) -> Placement {
+        let [slots, asked] = self.table.each_ref().map(DeviceMemory::address);
+        match self.brings(rows) {
+            None => Placement { experts: self.experts, table: [slots, asked], brought: None },
+            Some(Store { matrices, lots, numbers, .. }) => {
+                let brought = Some(Brought { lots: *lots, matrices: matrices.address() });
+                Placement { experts: self.experts, table: [numbers.address(), asked], brought }
+            }
+        }
+    }
+
+    /// Experts of the layer, wherever they are.
+    pub fn experts(&self) -> u32 {
+        self.experts
     }
 
     /// How often each expert was asked for since the layer was made, modulo 2³². Waits for nothing but the copy.
@@ -75,7 +161,10 @@ impl AwayExperts {
     pub(crate) fn place(&self, slots: &[u32], stream: &Stream) -> Result<()> {
         // SAFETY: from ordinary memory the driver has read everything when this returns, and whoever owns the table
         // waits for the streams that read it.
-        unsafe { self.table[0].write(0, bytemuck::cast_slice(slots), stream) }
+        unsafe { self.table[0].write(0, bytemuck::cast_slice(slots), stream) }?;
+        let Ok(Some(Store { lots, numbers, .. })) = &self.store else { return Ok(()) };
+        // SAFETY: the same.
+        unsafe { numbers.write(0, bytemuck::cast_slice(&numbered(lots, slots)), stream) }
     }
 
     /// What went wrong on the host, once.
@@ -98,6 +187,26 @@ pub fn table_of(experts: u32, resident: &[u32]) -> Vec<u32> {
         slots[expert as usize] = slot as u32;
     }
     slots
+}
+
+/// The number of every expert, where slots hold these.
+pub(crate) fn numbers_of(lots: &Lots, experts: u32, resident: &[u32]) -> Vec<u32> {
+    numbered(lots, &table_of(experts, resident))
+}
+
+/// The number of every expert by its slot.
+fn numbered(lots: &Lots, slots: &[u32]) -> Vec<u32> {
+    let own = |(expert, &slot): (u32, &u32)| if slot == AWAY { lots.first() + expert } else { slot };
+    (0..).zip(slots).map(own).collect()
+}
+
+/// The experts of which a layer's numbers are, beside the matrices: those in slots, anybody's up to the first number of
+/// all, and all.
+pub(crate) fn experts_by_number(lots: &Lots, slots: &[u32], experts: u32) -> Vec<u32> {
+    let mut all = slots.to_vec();
+    all.resize(lots.first() as usize, 0);
+    all.extend(0..experts);
+    all
 }
 
 /// Refuses experts that there are not, and those that are named twice.

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use op::routing::{Router, Scoring};
 use op::{
-    Activation, Adapters, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights,
-    Split, Team,
+    Activation, Adapters, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Team,
 };
 
-use crate::away::{AwayExperts, check_resident, slots_for, table_of};
+use crate::away::{AwayExperts, check_resident, experts_by_number, slots_for, table_of};
 use crate::device::Device;
 use crate::driver::DeviceMemory;
 use crate::experts::layer::{Choice, Exchange, LayerCall};
+use crate::experts::lots::Lots;
 use crate::experts::packed::PackedExpert;
 use crate::experts::place::AWAY;
 use crate::experts::shape::LayerShape;
@@ -94,30 +94,42 @@ impl HostExperts {
     pub fn new(device: usize, spec: &LayerSpec<'_>, choose: Arc<dyn Choose>, team: &Team) -> Result<Self> {
         let LayerSpec { weights, intermediate, precision, batch_invariant: invariant, split } = *spec;
         let family = Device::of(device)?.family;
-        let layer = |mlps: &[MlpWeights<'_>], gate: Option<&[f32]>, slots: &[u32]| {
+        let shape_of = |mlps: &[MlpWeights<'_>], gated: bool, experts: usize| {
             let shape = LayerShape::of(mlps, weights.gate(), intermediate).in_precision(precision);
-            let (experts, scaling) = (slots.len() as u32, family.scaling(shape.scaling));
-            let shape = LayerShape { experts, scaling, invariant, gated: gate.is_some(), ..shape };
-            let packed = slots.iter().map(|&expert| {
-                let packed = PackedExpert::new((family, team), &shape, &mlps[expert as usize])?;
-                Ok(Arc::new(match gate {
-                    Some(vector) => packed.with_gate(vector),
-                    None => packed,
-                }))
+            let (experts, scaling) = (experts as u32, family.scaling(shape.scaling));
+            LayerShape { experts, scaling, invariant, gated, ..shape }
+        };
+        let packed = |shape: &LayerShape, mlp: &MlpWeights<'_>| PackedExpert::new((family, team), shape, mlp);
+        let of_all = |shared: &SharedWeights<'_>| {
+            let shape = shape_of(std::slice::from_ref(shared.mlp()), shared.gate().is_some(), 1);
+            let expert = packed(&shape, shared.mlp()).map(|packed| match shared.gate() {
+                Some(vector) => packed.with_gate(vector),
+                None => packed,
             });
-            let placed = DeviceExperts::new(device, shape, packed)?;
-            Ok::<_, Error>(placed.computed_as(Arc::clone(&choose)))
+            DeviceExperts::new(device, shape, [expert.map(Arc::new)])
         };
-        let of_all = |shared: &SharedWeights<'_>| layer(std::slice::from_ref(shared.mlp()), shared.gate(), &[0]);
-        let shared = weights.shared().map(of_all).transpose()?.map(Arc::new);
-        let all = weights.experts().len() as u32;
-        let (experts, resident) = match split {
-            None => (layer(weights.experts(), None, &(0..all).collect::<Vec<_>>())?, Vec::new()),
-            Some(Split { resident, host }) => {
-                let away = AwayExperts::new(device, all, resident, Arc::clone(host))?;
-                (layer(weights.experts(), None, slots_for(resident))?.among(Arc::new(away)), resident.clone())
+        let shared = weights.shared().map(of_all).transpose()?;
+        let shared = shared.map(|shared| Arc::new(shared.computed_as(Arc::clone(&choose))));
+        let mlps = weights.experts();
+        let all = mlps.len() as u32;
+        let resident = split.map_or(Vec::new(), |split| split.resident.clone());
+        let every: Vec<u32> = (0..all).collect();
+        let slots = if split.is_some() { slots_for(&resident) } else { &every[..] };
+        let shape = shape_of(mlps, false, slots.len());
+        let mut away = split.map(|split| AwayExperts::new(device, &shape, all, split)).transpose()?;
+        let lots = away.as_ref().and_then(AwayExperts::all_lots).copied();
+        let by_number = lots.map_or(slots.to_vec(), |lots| experts_by_number(&lots, slots, all));
+        let experts = by_number.into_iter().enumerate().map(|(number, expert)| {
+            let packed = packed(&shape, &mlps[expert as usize])?;
+            if let (Some(away), true) = (&mut away, lots.is_some_and(|lots| number >= lots.first() as usize)) {
+                away.keep(expert as usize, &packed);
             }
-        };
+            Ok(Arc::new(packed))
+        });
+        let mut experts = DeviceExperts::new(device, shape, experts)?.computed_as(choose);
+        if let Some(away) = away {
+            experts = experts.among(Arc::new(with_room(away, device)?));
+        }
         let (experts, resident) = (Arc::new(experts), Mutex::new(resident));
         Ok(Self { device, experts, shared, kept: Mutex::default(), views: Mutex::default(), resident })
     }
@@ -148,7 +160,7 @@ impl HostExperts {
     ) -> Result<()> {
         queue.unless_capturing("experts must be moved", || Ok(()))?;
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = self.experts.away().map_or(0, |away| away.placement().experts);
+        let all = self.experts.away().map_or(0, |away| away.experts());
         check_resident(wanted, all)?;
         let Some(away) = self.experts.away().filter(|_| wanted.len() == resident.len()) else {
             let (what, found) = ("the number of experts on the device", wanted.len().to_string());
@@ -242,7 +254,8 @@ impl HostExperts {
         let (activation, output, top) = (tokens.element, out.element(), u32::try_from(top).unwrap_or(u32::MAX));
         let (adapters, adapter_ids) = adapted.unzip();
         let view = self.view(LayerShape { top, on_input, activation, output, ..*self.experts.shape() }, adapters)?;
-        let (placement, adapters) = (view.away().map(|away| away.placement()), adapter_ids.unwrap_or(0));
+        let rows = tokens.rows * top as usize;
+        let (placement, adapters) = (view.away().map(|away| away.placement(rows)), adapter_ids.unwrap_or(0));
         let choice = match routing {
             DeviceRouting::Logits { logits, router } => view.choice(router, logits)?,
             DeviceRouting::Given { ids, wide, weights, .. } => Choice::Given { ids, wide, weights },
@@ -309,8 +322,9 @@ impl HostExperts {
             // SAFETY: `run` waits for the stream before the caller's slices go, and the place has as many bytes.
             unsafe { place.write(0, bytes, kept.queue.stream()) }?;
         }
+        let rows = tokens as usize * shape.top as usize;
         let (choice, placement) =
-            (Choice::Given { ids, wide: false, weights }, layer.away().map(|away| away.placement()));
+            (Choice::Given { ids, wide: false, weights }, layer.away().map(|away| away.placement(rows)));
         let call = LayerCall { tokens, x, choice, addend: None, adapters, placement, out: results };
         for piece in pieces(layer.shape(), &call) {
             // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the
@@ -349,6 +363,14 @@ impl LoadedLayer for HostExperts {
         Some(self.resident.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
+    fn streams_from(&self) -> std::result::Result<Option<usize>, String> {
+        self.experts.away().map_or(Ok(None), |away| away.streams_from())
+    }
+
+    fn streamed_bytes(&self) -> usize {
+        self.experts.away().map_or(0, |away| away.stored_bytes())
+    }
+
     fn run(&self, call: LayerOperands<'_>) -> Result<()> {
         check_operands(&call, self.experts.shape().hidden as usize)?;
         if call.tokens.rows() == 0 {
@@ -370,9 +392,22 @@ impl LoadedLayer for HostExperts {
     }
 }
 
+/// The same, if there is room on the device for what calls with many rows bring over; else none of them do.
+fn with_room(away: AwayExperts, device: usize) -> Result<AwayExperts> {
+    let Some(needed) = away.all_lots().map(Lots::workspace_bytes) else { return Ok(away) };
+    let (free, _) = Device::of(device)?.context.memory()?;
+    if free >= needed {
+        return Ok(away);
+    }
+    Ok(away.without_store(format!(
+        "weights are brought to {needed} bytes of device {device}'s memory, of which {free} are free; give experts less \
+         of it"
+    )))
+}
+
 /// A call as pieces that exchange no more with the host than they may: itself, where it exchanges nothing.
 fn pieces(shape: &LayerShape, call: &LayerCall) -> Vec<LayerCall> {
-    let Some(placement) = call.placement else { return vec![*call] };
+    let Some(placement) = call.placement.filter(|placement| placement.brought.is_none()) else { return vec![*call] };
     let most = (MOST_EXCHANGED / Exchange::of(shape, 1).bytes).max(1) as u32;
     let hidden = shape.hidden as usize;
     let piece = |first: u32| {

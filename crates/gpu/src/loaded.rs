@@ -20,6 +20,7 @@ use crate::device::{Device, Readers};
 use crate::driver::{DeviceMemory, Stream, graveyard};
 use crate::experts::adapt::{AdaptedShape, AdapterPlaces, PackedAdapters};
 use crate::experts::layer::{self, Choice, Exchange, LayerCall, LayerKernels, LayerLaunches, LayerSite, LayerWeights};
+use crate::experts::lots::Lots;
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::experts::plan::Cheapest;
 use crate::experts::route::RouteSpec;
@@ -110,7 +111,8 @@ impl Drop for Placed {
 }
 
 impl DeviceExperts {
-    /// Puts a layer's experts into a device's memory, one after another as they come.
+    /// Puts a layer's experts into a device's memory, one after another as they come. Of those beyond the shape's only
+    /// the numbers beside the matrices go there.
     pub fn new(
         device: usize,
         shape: LayerShape,
@@ -134,7 +136,7 @@ impl DeviceExperts {
             numbers.add(&expert);
             placed += 1;
         }
-        if placed != count {
+        if placed < count {
             let (found, expected) = (placed.to_string(), count.to_string());
             return Err(Error::Mismatch { group: 0, what: "the number of experts", found, expected });
         }
@@ -213,15 +215,27 @@ impl DeviceExperts {
         self.device
     }
 
-    /// The kernels for calls with so many tokens. Where the host has some experts, it has as large a part of the rows.
+    /// How calls with so many tokens bring weights over, if they do.
+    fn lots(&self, tokens: u32) -> Option<&Lots> {
+        self.away.as_ref()?.lots(tokens as usize * self.shape.top as usize)
+    }
+
+    /// The kernels for calls with so many tokens. Where the host computes some experts, it has as large a part of the
+    /// rows; where weights are brought over, lots are computed as the whole layer would be.
     pub fn kernels(&self, tokens: u32) -> Result<LayerKernels> {
-        let tokens = self.away.as_ref().map_or(tokens, |away| {
-            let rows = u64::from(tokens) * u64::from(self.shape.experts);
-            rows.div_ceil(away.placement().experts.into()) as u32
-        });
-        let config = self.choose.choose(&self.shape.problem(tokens)?)?;
         let Device { family, facts, .. } = self.device;
-        LayerKernels::new(*family, &self.shape, &config, facts).map_err(illegal(&config))
+        let kernels = |chosen: &LayerShape, tokens: u32, shape: &LayerShape| {
+            let config = self.choose.choose(&chosen.problem(tokens)?)?;
+            LayerKernels::new(*family, shape, &config, facts).map_err(illegal(&config))
+        };
+        let Some(away) = &self.away else { return kernels(&self.shape, tokens, &self.shape) };
+        let all = away.experts();
+        if let Some(lots) = self.lots(tokens) {
+            let [whole, lot] = [all, lots.each].map(|experts| LayerShape { experts, ..self.shape });
+            return kernels(&whole, tokens, &lot);
+        }
+        let rows = u64::from(tokens) * u64::from(self.shape.experts);
+        kernels(&self.shape, rows.div_ceil(all.into()) as u32, &self.shape)
     }
 
     /// The same weights as a layer that differs in what a call may choose: the types of tokens, intermediates, rows and
@@ -295,12 +309,14 @@ impl DeviceExperts {
 
     /// Bytes that a call with so many tokens works in.
     pub fn workspace_bytes(&self, tokens: u32) -> usize {
-        layer::whole_workspace_bytes(&self.shape, self.shared.as_ref().map(|shared| &shared.shape), tokens)
+        let shared = self.shared.as_ref().map(|shared| &shared.shape);
+        layer::whole_workspace_bytes(&self.shape, self.lots(tokens), shared, tokens)
     }
 
     /// Bytes that a call with so many tokens exchanges with the host.
     pub fn exchange_bytes(&self, tokens: u32) -> usize {
-        if self.away.is_some() { Exchange::of(&self.shape, tokens).bytes } else { 0 }
+        let sends = self.away.is_some() && self.lots(tokens).is_none();
+        if sends { Exchange::of(&self.shape, tokens).bytes } else { 0 }
     }
 
     /// The launches of a call, for a workspace and for what is exchanged with the host at these addresses; those of the

@@ -15,7 +15,7 @@ use super::away::Task;
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Event, Graph, PinnedMemory, Stream, graveyard};
 use super::expand::TokenForm;
-use super::experts::layer::{self, Choice, LayerCall, LayerKernels};
+use super::experts::layer::{self, Choice, Fetch, LayerCall, LayerKernels};
 use super::family::Family;
 use super::launch::Launch;
 use super::launches::{self, Site, TokenPlace};
@@ -92,7 +92,7 @@ impl Call {
             (Call::Products { problem, config, tokens, outputs, .. }, Some(Owner::Weights(weights))) => {
                 let operands = (&tokens[..], true, &outputs[..]);
                 let launches = product_launches(device, &*weights, (problem, config), operands, workspace)?;
-                Ok(Work { launches, host: None })
+                Ok(Work { launches, host: None, fetches: Vec::new() })
             }
             (Call::Layer { kernels, call, .. }, Some(Owner::Layer(layer))) => {
                 let there = exchange.map_or(0, |exchange| exchange.address());
@@ -102,7 +102,7 @@ impl Call {
                     let task = Arc::new(Task::new(away, exchange, layer.shape(), call.tokens));
                     Box::new(Beside { after: part.after, send: part.send, task })
                 });
-                Ok(Work { launches: launches.all, host })
+                Ok(Work { launches: launches.all, host, fetches: launches.fetches })
             }
             _ => Err(Error::Forgotten),
         }
@@ -158,6 +158,8 @@ struct Ready {
 struct Work<L = Launch> {
     launches: Vec<L>,
     host: Option<Box<Beside<L>>>,
+    /// Which of the launches bring weights over, beside the others.
+    fetches: Vec<Fetch>,
 }
 
 /// The host's part after so many launches, beside the others and before the last: what brings tokens to it, and what
@@ -179,6 +181,10 @@ impl Work<EncodedLaunch> {
     unsafe fn queue(&self, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         let each = |launches: &[EncodedLaunch]| launches.iter().try_for_each(|launch| unsafe { launch.queue(stream) });
+        if !self.fetches.is_empty() {
+            // SAFETY: the caller's promise is the same.
+            return unsafe { self.queue_with_fetches(stream) };
+        }
         let (Some(host), Some((last, others))) = (&self.host, self.launches.split_last()) else {
             return each(&self.launches);
         };
@@ -194,6 +200,42 @@ impl Work<EncodedLaunch> {
         each(&others[*after..])?;
         stream.wait_for(&Event::record(&beside)?)?;
         each(std::slice::from_ref(last))
+    }
+}
+
+impl Work<EncodedLaunch> {
+    /// Queues launches of which some bring weights over, those in a stream of their own.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Work::queue`].
+    unsafe fn queue_with_fetches(&self, stream: &Stream) -> Result<()> {
+        let beside = Stream::new(stream.context())?;
+        let mut read: Vec<Event> = Vec::new();
+        let mut brought: Vec<Event> = Vec::new();
+        for (index, launch) in self.launches.iter().enumerate() {
+            if self.fetches.get(brought.len()).is_some_and(|fetch| fetch.at == index) {
+                match brought.len() {
+                    0 => beside.wait_for(&Event::record(stream)?)?,
+                    1 => {}
+                    turn => beside.wait_for(&read[turn - 2])?,
+                }
+                // SAFETY: the caller's promise is the same.
+                unsafe { launch.queue(&beside) }?;
+                brought.push(Event::record(&beside)?);
+                continue;
+            }
+            let reads = self.fetches.get(read.len()).is_some_and(|fetch| fetch.reader == index);
+            if reads {
+                stream.wait_for(&brought[read.len()])?;
+            }
+            // SAFETY: the caller's promise is the same.
+            unsafe { launch.queue(stream) }?;
+            if reads {
+                read.push(Event::record(stream)?);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -547,7 +589,7 @@ impl LaunchQueue {
             let send = self.encode(std::slice::from_ref(&send))?.remove(0);
             Ok::<_, Error>(Box::new(Beside { after, send, task }))
         });
-        Ok(Work { launches: self.encode(&work.launches)?, host: host.transpose()? })
+        Ok(Work { launches: self.encode(&work.launches)?, host: host.transpose()?, fetches: work.fetches })
     }
 
     /// Launches as the driver takes them. Their kernels are compiled, unless the stream is being captured.

@@ -34,8 +34,8 @@ pub use op::operands::expect_finite;
 pub use op::{
     Activation, Activations, Adapted, Adapter, Adapters, Arithmetic, Backend, Config, Cost, Epilogue, Error,
     ExpertWeights, Gate, Ids, Intermediate, LowRank, MlpWeights, Output, Own, Precision, Problem, Request, Result,
-    Routed, Router, Schedule, Scoring, Setting, Shape, SharedWeights, Strategy, Target, Team, Tile, Weights, Whole,
-    Workers, bound, interrupt, layer_reference, precision, reference, routing,
+    Routed, Router, Schedule, Scoring, Setting, Shape, SharedWeights, Strategy, Streaming, Target, Team, Tile, Weights,
+    Whole, Workers, bound, interrupt, layer_reference, precision, reference, routing,
 };
 pub use {cpu, format};
 

@@ -51,6 +51,22 @@ pub struct Split {
     pub resident: Vec<u32>,
     /// Who computes the others.
     pub host: Arc<dyn HostRows>,
+    /// Rows (tokens times experts of each) from which on the device computes the others itself, with weights that it
+    /// brings over from the host's memory; without a number it never does, and nothing is kept there for it.
+    pub stream_from: Option<usize>,
+}
+
+/// When a device computes experts that it does not hold itself, with weights that it brings over from the host's
+/// memory for the while. What it brings is a second copy of all experts there, in the device's layout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Streaming {
+    /// Never: the processor computes them, and there is no second copy.
+    #[default]
+    Never,
+    /// In calls of at least as many rows as the cost model says.
+    Planned,
+    /// In calls of at least so many rows: tokens times experts of each.
+    From(usize),
 }
 
 /// Rows of experts that the host is asked for.
@@ -101,6 +117,17 @@ pub trait LoadedLayer: Any + fmt::Debug + Send + Sync {
     /// The experts that are there, where the host has the others.
     fn resident(&self) -> Option<Vec<u32>> {
         None
+    }
+
+    /// Rows (tokens times experts of each) from which on a call brings over the weights of experts that are not there,
+    /// and the host computes none, if calls do that; or why they do not, though they were to.
+    fn streams_from(&self) -> std::result::Result<Option<usize>, String> {
+        Ok(None)
+    }
+
+    /// Bytes of the host's memory that are kept to be brought over.
+    fn streamed_bytes(&self) -> usize {
+        0
     }
 
     /// Computes a call. Slices have the lengths that the sizes say, or it is refused.

@@ -56,7 +56,7 @@ pub use config::{Config, Epilogue, Schedule, Strategy, Tile};
 pub use error::{Error, Result};
 pub use gate::Gate;
 pub use intermediate::Intermediate;
-pub use layer::{Choose, HostCall, HostRows, LayerOperands, LayerSpec, LoadedLayer, Split};
+pub use layer::{Choose, HostCall, HostRows, LayerOperands, LayerSpec, LoadedLayer, Split, Streaming};
 pub use mlp::{ExpertWeights, MlpWeights, SharedWeights};
 pub use operands::{Activations, Weights};
 pub use own::{Own, Setting};

@@ -7,7 +7,8 @@ use hammerhead::format::Dense;
 use hammerhead::gpu::DeviceRouting;
 use hammerhead::routing::Groups;
 use hammerhead::{
-    Adapted, Engine, ExpertWeights, Experts, LayerOptions, Mlp, Routed, Router, SharedWeights, Target, declared_gate,
+    Adapted, Engine, ExpertWeights, Experts, LayerOptions, Mlp, Routed, Router, SharedWeights, Streaming, Target,
+    declared_gate,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -30,18 +31,33 @@ type NamedMlp = (Projection, Option<Projection>, Projection);
 /// The gate's name and its limit.
 type GateParts = (String, Option<f32>);
 /// What all whole layers can be asked for: what stands between the products, what operands are rounded to, whether
-/// results may depend on the token alone, the bytes that rows may take, and those that weights may take on a GPU; then
-/// backend, threads and configuration.
-type OptionParts = (String, String, bool, Option<usize>, Option<usize>, Option<String>, Option<i64>, Option<String>);
+/// results may depend on the token alone, the bytes that rows may take, those that weights may take on a GPU, and whether
+/// others are brought there and from how many rows on; then backend, threads and configuration.
+type OptionParts = (
+    String,
+    String,
+    bool,
+    Option<usize>,
+    Option<usize>,
+    (bool, Option<usize>),
+    Option<String>,
+    Option<i64>,
+    Option<String>,
+);
 /// Scoring, experts per token, correction, groups and how many are looked into, scaling.
 type RouterParts = (String, usize, Option<Vec<f32>>, Option<(usize, usize)>, f32);
 
 fn asked(
-    (intermediate, precision, batch_invariant, workspace, gpu_bytes, backend, threads, config): OptionParts,
+    (intermediate, precision, batch_invariant, workspace, gpu_bytes, stream, backend, threads, config): OptionParts,
 ) -> Result<(LayerOptions, Wish)> {
     let workspace_bytes = workspace.unwrap_or(LayerOptions::default().workspace_bytes);
     let (intermediate, precision) = (intermediate.parse()?, precision.parse()?);
-    let options = LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes };
+    let stream = match stream {
+        (false, _) => Streaming::Never,
+        (true, None) => Streaming::Planned,
+        (true, Some(rows)) => Streaming::From(rows),
+    };
+    let options = LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes, stream };
     Ok((options, Wish::new(backend, threads, config)?))
 }
 
@@ -341,11 +357,16 @@ impl FeedForward {
     /// What was asked of the layer and of the engine.
     #[getter]
     fn options(&self) -> OptionParts {
-        let LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes } =
+        let LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes, stream } =
             self.experts.options();
+        let stream = match stream {
+            Streaming::Never => (false, None),
+            Streaming::Planned => (true, None),
+            Streaming::From(rows) => (true, Some(rows)),
+        };
         let (backend, threads, config) = self.wish.parts();
         let (intermediate, precision) = (intermediate.to_string(), precision.to_string());
-        (intermediate, precision, batch_invariant, Some(workspace_bytes), gpu_bytes, backend, threads, config)
+        (intermediate, precision, batch_invariant, Some(workspace_bytes), gpu_bytes, stream, backend, threads, config)
     }
 
     /// Adapters of this layer, copied from arrays of the host's.
@@ -407,6 +428,15 @@ impl FeedForward {
     #[getter]
     fn resident(&self) -> Option<Vec<u32>> {
         self.experts.resident()
+    }
+
+    /// Rows from which on weights are brought to the GPU, if they are; and why they are not, though they were to be.
+    #[getter]
+    fn streams_from(&self) -> (Option<usize>, Option<String>) {
+        match self.experts.streams_from() {
+            Ok(rows) => (rows, None),
+            Err(reason) => (None, Some(reason)),
+        }
     }
 
     /// How often each expert was asked for, where a GPU holds some of them.

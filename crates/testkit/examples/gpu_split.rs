@@ -243,7 +243,7 @@ fn failure() -> Result<Value> {
     let instance = model("qwen3-30b-a3b").scaled_down().instance(16, Activation::BF16, usize::MAX, 2)?;
     let (weights, team) = (instance.weights()?, Team::new(Alone));
     let host = Arc::new(Failing::default());
-    let split = Split { resident: vec![1, 3, 5], host: Arc::<Failing>::clone(&host) };
+    let split = Split { resident: vec![1, 3, 5], host: Arc::<Failing>::clone(&host), stream_from: None };
     let spec = LayerSpec {
         weights: &weights,
         intermediate: Intermediate::Tokens,

@@ -20,6 +20,8 @@ use ptx::Feature;
 use super::adapt::{AdaptSpec, AdaptedShape, AdapterPlaces};
 use super::between::{BetweenSpec, Form};
 use super::combine::CombineSpec;
+use super::fetch::{self, FetchSpec};
+use super::lots::Lots;
 use super::place::{self, PlaceSpec};
 use super::route::{self, RouteSpec};
 use super::send::{self, SendSpec};
@@ -212,8 +214,27 @@ pub struct LayerCall {
 pub struct Placement {
     /// Experts of the layer, wherever they are.
     pub experts: u32,
-    /// The slot of each, or [`place::AWAY`]; how often each was asked for.
+    /// The slot of each, or [`place::AWAY`], or where weights are brought over the number of each; how often each was
+    /// asked for.
     pub table: [u64; 2],
+    /// Where the weights of all of them are, if the device brings over those that it does not hold.
+    pub brought: Option<Brought>,
+}
+
+impl Placement {
+    /// Whether the host computes rows.
+    fn sends(&self) -> bool {
+        self.brought.is_none()
+    }
+}
+
+/// Weights that a call brings over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Brought {
+    /// How experts are numbered and cut.
+    pub lots: Lots,
+    /// The first expert's first matrix, in the host's memory: the others lie behind it as they do on the device.
+    pub matrices: u64,
 }
 
 /// What device and host exchange in a call, in memory that both reach: places in it, in bytes.
@@ -277,12 +298,15 @@ struct Between {
     order: u64,
     chosen: u64,
     deltas: u64,
+    /// Layouts of lots of slots, and for each of the two lots that are brought over layout and weights.
+    of_slots: u64,
+    brought: [[u64; 2]; 2],
     end: u64,
 }
 
 impl Between {
-    /// Places for so many tokens, from an address on.
-    fn at(shape: &LayerShape, tokens: u32, start: u64) -> Self {
+    /// Places for so many tokens, from an address on. Where weights are brought over, the shape's experts are numbers.
+    fn at(shape: &LayerShape, tokens: u32, lots: Option<&Lots>, start: u64) -> Self {
         let mut end = start;
         let mut take = |bytes: u64| {
             let at = end;
@@ -314,6 +338,8 @@ impl Between {
             order: take(shape.adapted.map_or(0, |_| 4 * entries)),
             chosen: take(shape.adapted.map_or(0, |_| 4 * entries)),
             deltas: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
+            of_slots: take(lots.map_or(0, |lots| u64::from(lots.of_slots) * lots.layout_bytes())),
+            brought: [0, 1].map(|_| lots.map_or([0; 2], |lots| [lots.layout_bytes(), lots.lot_bytes()]).map(&mut take)),
             end: 0,
         };
         places.end = end;
@@ -321,9 +347,14 @@ impl Between {
     }
 }
 
-/// Bytes that [`launches`] need to work in, for so many tokens.
-pub fn workspace_bytes(shape: &LayerShape, tokens: u32) -> usize {
-    Between::at(shape, tokens, 0).end as usize
+/// Bytes that [`launches`] need to work in, for so many tokens, with weights that are brought over or without.
+pub fn workspace_bytes(shape: &LayerShape, lots: Option<&Lots>, tokens: u32) -> usize {
+    Between::at(&numbered(shape, lots), tokens, lots, 0).end as usize
+}
+
+/// The layer whose experts are the numbers that rows are sorted by.
+fn numbered(shape: &LayerShape, lots: Option<&Lots>) -> LayerShape {
+    LayerShape { experts: lots.map_or(shape.experts, Lots::numbers), ..*shape }
 }
 
 /// What happens around a layer's products for so many tokens: what it is, and the bytes of memory that it reads and
@@ -372,6 +403,18 @@ pub struct LayerLaunches {
     pub all: Vec<Launch>,
     /// When the host computes, where it has experts.
     pub host: Option<HostPart>,
+    /// Which of them bring weights over, in their order and beside the others.
+    pub fetches: Vec<Fetch>,
+}
+
+/// A launch that brings weights over to one of two places. It waits until those that it replaces there have been read:
+/// what the last but one brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// Its place among all launches.
+    pub at: usize,
+    /// That of the launch that reads what it brings, and waits for it.
+    pub reader: usize,
 }
 
 /// When the host computes its experts: beside the launches that come after some of them, and before the last one.
@@ -394,21 +437,26 @@ pub fn launches(
     if call.tokens == 0 {
         return LayerLaunches::default();
     }
-    let between = Between::at(shape, call.tokens, site.workspace);
+    let brought = call.placement.and_then(|placement| placement.brought);
+    let lots = brought.as_ref().map(|brought| &brought.lots);
+    let numbered = numbered(shape, lots);
+    let between = Between::at(&numbered, call.tokens, lots, site.workspace);
     let entries = call.tokens * shape.top;
-    let maker = Maker { shape, kernels, weights, call, between, entries, site };
+    let maker = Maker { shape: &numbered, kernels, weights, call, between, entries, site };
     let mut all: Vec<Launch> = maker.route().into_iter().chain(maker.share()).chain(maker.place()).collect();
-    let host = call.placement.map(|_| HostPart { after: all.len(), send: maker.send() });
+    let sends = call.placement.is_some_and(|placement| placement.sends());
+    let host = sends.then(|| HostPart { after: all.len(), send: maker.send() });
     all.extend(maker.round_tokens());
     all.push(maker.sort());
     all.extend(maker.round_rows());
     all.extend(maker.adapt(Half::GateUp));
-    all.push(maker.gate_up());
+    let mut fetches = Vec::new();
+    maker.product(Half::GateUp, brought.as_ref(), &mut all, &mut fetches);
     all.extend(maker.between());
-    all.push(maker.down());
+    maker.product(Half::Down, brought.as_ref(), &mut all, &mut fetches);
     all.extend(maker.adapt(Half::Down));
     all.push(maker.combine());
-    LayerLaunches { all, host }
+    LayerLaunches { all, host, fetches }
 }
 
 /// Bytes of the results of a layer's shared expert.
@@ -419,9 +467,14 @@ fn shared_bytes(shape: &LayerShape, tokens: u32) -> u64 {
 
 /// Bytes that [`whole_launches`] need to work in, for so many tokens of a layer with a shared expert or without. Its
 /// results come first; what it works in is free again when they are there.
-pub fn whole_workspace_bytes(shape: &LayerShape, shared: Option<&LayerShape>, tokens: u32) -> usize {
-    let own = workspace_bytes(shape, tokens);
-    shared.map_or(own, |shared| shared_bytes(shape, tokens) as usize + own.max(workspace_bytes(shared, tokens)))
+pub fn whole_workspace_bytes(
+    shape: &LayerShape,
+    lots: Option<&Lots>,
+    shared: Option<&LayerShape>,
+    tokens: u32,
+) -> usize {
+    let own = workspace_bytes(shape, lots, tokens);
+    shared.map_or(own, |shared| shared_bytes(shape, tokens) as usize + own.max(workspace_bytes(shared, None, tokens)))
 }
 
 /// A layer, how its products are computed, and where its weights are.
@@ -441,8 +494,24 @@ pub fn whole_launches(own: Part<'_>, shared: Option<Part<'_>>, call: &LayerCall,
     let call = LayerCall { addend: Some((Output::F32, results)), ..*call };
     let own = launches(shape, kernels, weights, &call, site);
     let host = own.host.map(|host| HostPart { after: all.len() + host.after, ..host });
+    let behind = all.len();
+    let fetches = own.fetches.iter().map(|fetch| Fetch { at: behind + fetch.at, reader: behind + fetch.reader });
+    let fetches = fetches.collect();
     all.extend(own.all);
-    LayerLaunches { all, host }
+    LayerLaunches { all, host, fetches }
+}
+
+/// Experts whose weights lie one after another, and whose layout begins with the first of them.
+#[derive(Clone, Copy)]
+struct Lot {
+    /// The number of the first.
+    first: u32,
+    /// How many there are.
+    experts: u32,
+    layout: u64,
+    /// The first one's first matrix of the product, and bytes to the next one's.
+    matrices: u64,
+    stride: u32,
 }
 
 /// One of a layer's products, and the adapters of its matrices.
@@ -499,12 +568,14 @@ impl Maker<'_> {
 
     /// Which entries are the device's and which the host's, where both have experts.
     fn place(&self) -> Option<Launch> {
-        let Placement { experts, table: [slots, asked] } = self.call.placement?;
+        let Placement { experts, table: [slots, asked], .. } = self.call.placement?;
         let (ids, wide) = match self.call.choice {
             Choice::Logits { .. } | Choice::Everyone => (self.between.ids, false),
             Choice::Given { ids, wide, .. } => (ids, wide),
         };
-        let away = self.site.exchange + self.exchange().ids as u64;
+        // Nobody looks at what is written there where the host computes nothing: it goes where ids came from.
+        let sent = self.call.placement.is_some_and(|placement| placement.sends());
+        let away = if sent { self.site.exchange + self.exchange().ids as u64 } else { self.between.ids };
         let mut arguments = [ids, slots, asked, self.between.placed, away].map(Argument::Pointer).to_vec();
         arguments.push(Argument::U32(self.entries));
         Some(self.around(PlaceSpec { experts, wide }, [place::blocks(self.entries), 1, 1], arguments))
@@ -639,24 +710,94 @@ impl Maker<'_> {
         self.matrix_bytes().iter().sum::<usize>() as u32
     }
 
-    fn gate_up(&self) -> Launch {
-        let (first, up) = (self.weights.matrices, self.weights.matrices + self.matrix_bytes()[0] as u64);
+    /// One of the products, of all experts at once; or lot by lot, of slots and then of those whose weights are brought
+    /// over.
+    fn product(&self, half: Half, brought: Option<&Brought>, all: &mut Vec<Launch>, fetches: &mut Vec<Fetch>) {
+        let (stride, before) = (self.stride(), self.bytes_before(half));
+        let (experts, matrices) = (self.shape.experts, self.weights.matrices + before);
+        let Some(Brought { lots, matrices: of_all }) = brought else {
+            let lot = Lot { first: 0, experts, layout: self.between.layout, matrices, stride };
+            return all.push(self.product_of(half, &lot, self.site.multiprocessors));
+        };
+        let (experts, bytes) = (lots.each, lots.bytes[half as usize] as u32);
+        let others = self.site.multiprocessors.saturating_sub(fetch::BLOCKS).max(self.site.multiprocessors / 2);
+        let product = |lot: &Lot| alone(self.product_of(half, lot, others));
+        let brought = |index: u32, turn: usize| {
+            let [layout, matrices] = self.between.brought[turn % 2];
+            let lot = Lot { first: lots.first() + experts * index, experts, layout, matrices, stride: bytes };
+            let source = of_all + before + u64::from(experts * index) * u64::from(stride);
+            (lot, self.fetch(&lot, source, bytes / fetch::UNIT))
+        };
+        // The first is on its way while slots are computed.
+        let (mut next, mut coming) = (brought(0, fetches.len()), all.len());
+        all.push(next.1.clone());
+        for index in 0..lots.of_slots {
+            let (first, layout) = (experts * index, self.between.of_slots + u64::from(index) * lots.layout_bytes());
+            let matrices = matrices + u64::from(first) * u64::from(stride);
+            let lot = Lot { first, experts, layout, matrices, stride };
+            all.extend((half == Half::GateUp).then(|| self.fetch(&lot, 0, 0)));
+            all.push(product(&lot));
+        }
+        for index in 0..lots.of_all {
+            if index > 0 {
+                (next, coming) = (brought(index, fetches.len()), all.len());
+                all.push(next.1.clone());
+            }
+            fetches.push(Fetch { at: coming, reader: all.len() });
+            all.push(product(&next.0));
+        }
+    }
+
+    /// Brings so many units of each of a lot's experts over, and leaves the lot's layout.
+    fn fetch(&self, lot: &Lot, source: u64, units: u32) -> Launch {
+        let spec = FetchSpec { numbers: self.shape.experts, lot: lot.experts };
+        let mut arguments = [self.between.layout, lot.layout, source, lot.matrices].map(Argument::Pointer).to_vec();
+        arguments.extend([lot.first, self.stride(), units].map(Argument::U32));
+        alone(self.around(spec, [spec.blocks(units), 1, 1], arguments))
+    }
+
+    /// Bytes of an expert's matrices before those of a product.
+    fn bytes_before(&self, half: Half) -> u64 {
+        let bytes = self.matrix_bytes();
+        let before: usize = bytes[..bytes.len() - 1].iter().sum();
+        if half == Half::Down { before as u64 } else { 0 }
+    }
+
+    fn product_of(&self, half: Half, lot: &Lot, multiprocessors: u32) -> Launch {
+        let of_lot = LayerShape { experts: lot.experts, ..*self.shape };
+        let (shape, kernel) = match half {
+            Half::GateUp => (of_lot.gate_up(), &*self.kernels.gate_up),
+            Half::Down => (of_lot.down(), &*self.kernels.down),
+        };
+        let operands = match half {
+            Half::GateUp => self.gate_up(lot),
+            Half::Down => self.down(lot),
+        };
+        experts::launch(kernel, &shape, &operands, self.entries, multiprocessors)
+    }
+
+    /// Where an array of the weights' with so many numbers for each expert begins for a lot.
+    fn of_lot(lot: &Lot, array: u64, numbers: u32) -> u64 {
+        array + 4 * u64::from(lot.first) * u64::from(numbers)
+    }
+
+    fn gate_up(&self, lot: &Lot) -> ProductOperands {
+        let up = lot.matrices + self.matrix_bytes()[0] as u64;
         let adapters = self.shape.adapted.map_or(0, |adapted| adapted.adapters);
-        let operands = ProductOperands {
+        let biases = [0, 1].map(|matrix| Self::of_lot(lot, self.weights.biases[matrix], self.shape.inner));
+        ProductOperands {
             rows: self.between.rows,
             plane: self.plane(self.shape.hidden),
-            layout: self.between.layout,
-            weights: [first, up],
-            stride: self.stride(),
-            factors: self.weights.factors,
-            biases: [self.weights.biases[0], self.weights.biases[1]],
+            layout: lot.layout,
+            weights: [lot.matrices, up],
+            stride: lot.stride,
+            factors: Self::of_lot(lot, self.weights.factors, FACTOR_BYTES / 4),
+            biases,
             row_factors: self.between.factors,
-            rounded: [self.between.divisors[0], self.weights.lifts],
+            rounded: [self.between.divisors[0], Self::of_lot(lot, self.weights.lifts, LIFT_BYTES / 4)],
             added: (self.between.chosen, adapters, self.between.deltas),
             out: self.between.gated,
-        };
-        let (shape, kernel) = (self.shape.gate_up(), &*self.kernels.gate_up);
-        experts::launch(kernel, &shape, &operands, self.entries, self.site.multiprocessors)
+        }
     }
 
     /// What adapters add to the first product's sums, before it, or to the second one's, behind it.
@@ -732,25 +873,21 @@ impl Maker<'_> {
         self.around(spec, [spec.blocks(self.entries, shape.inner), 1, 1], arguments)
     }
 
-    fn down(&self) -> Launch {
-        let bytes = self.matrix_bytes();
-        let before: usize = bytes[..bytes.len() - 1].iter().sum();
-        let down = self.weights.matrices + before as u64;
-        let operands = ProductOperands {
+    fn down(&self, lot: &Lot) -> ProductOperands {
+        let lifts = Self::of_lot(lot, self.weights.lifts, LIFT_BYTES / 4);
+        ProductOperands {
             rows: if self.shape.step().is_some() { self.between.made } else { self.between.gated },
             plane: self.plane(self.shape.inner),
-            layout: self.between.layout,
-            weights: [down; 2],
-            stride: self.stride(),
-            factors: self.weights.factors + u64::from(FACTOR_BYTES / 3 * 2),
-            biases: [self.weights.biases[2]; 2],
+            layout: lot.layout,
+            weights: [lot.matrices; 2],
+            stride: lot.stride,
+            factors: Self::of_lot(lot, self.weights.factors, FACTOR_BYTES / 4) + u64::from(FACTOR_BYTES / 3 * 2),
+            biases: [Self::of_lot(lot, self.weights.biases[2], self.shape.hidden); 2],
             row_factors: 0,
-            rounded: [self.between.divisors[1], self.weights.lifts + u64::from(LIFT_BYTES / 3 * 2)],
+            rounded: [self.between.divisors[1], lifts + u64::from(LIFT_BYTES / 3 * 2)],
             added: Default::default(),
             out: self.between.partial,
-        };
-        let (shape, kernel) = (self.shape.down(), &*self.kernels.down);
-        experts::launch(kernel, &shape, &operands, self.entries, self.site.multiprocessors)
+        }
     }
 
     fn combine(&self) -> Launch {
@@ -761,7 +898,7 @@ impl Maker<'_> {
             output: shape.output,
             weighted: !shape.on_input && (shape.gated || call.choice != Choice::Everyone),
             addend: call.addend.map(|(ty, _)| ty),
-            away: call.placement.is_some(),
+            away: call.placement.is_some_and(|placement| placement.sends()),
         };
         let mut arguments = vec![Argument::Pointer(self.between.partial), Argument::Pointer(self.between.inverse)];
         if spec.away {
@@ -776,4 +913,9 @@ impl Maker<'_> {
         // Where it waits for the host as well, it does not begin before the launch ahead of it is done.
         Launch { overlapping: launch.overlapping && !spec.away, ..launch }
     }
+}
+
+/// A launch that begins when what is before it is done.
+fn alone(launch: Launch) -> Launch {
+    Launch { overlapping: false, ..launch }
 }

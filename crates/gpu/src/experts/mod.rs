@@ -7,12 +7,14 @@
 //! token's experts made of it. `share` weighs an expert that computes every token, where it has a gate of its own.
 //! `adapt` adds what low-rank adapters do to both products. Where some experts are not in the device's memory, `place`
 //! tells theirs from the others' entries, `send` brings their tokens to the host, and [`crate::away`] has it compute
-//! them meanwhile.
+//! them meanwhile; or, with many rows, `fetch` brings their weights to the device, `lots` by lots.
 
 pub mod adapt;
 pub mod between;
 pub mod combine;
+pub mod fetch;
 pub mod layer;
+pub mod lots;
 pub mod packed;
 pub mod place;
 pub mod plan;

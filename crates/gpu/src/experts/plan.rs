@@ -112,7 +112,7 @@ pub(crate) fn cost(
         seconds: phases.iter().map(|phase| phase.seconds).sum(),
         bound_by: longest.map_or("", |phase| phase.bound_by),
         copying: 0.0,
-        scratch_bytes: layer::workspace_bytes(shape, tokens_of(problem)),
+        scratch_bytes: layer::workspace_bytes(shape, None, tokens_of(problem)),
     })
 }
 

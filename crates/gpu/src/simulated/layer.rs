@@ -13,9 +13,12 @@ use op::{
 use sim::{Gpu, Rules};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
-use crate::away::{check_resident, slots_for, table_of};
+use crate::away::{check_resident, experts_by_number, numbers_of, slots_for, table_of};
 use crate::experts::adapt::PackedAdapters;
-use crate::experts::layer::{self, Choice, Exchange, LayerCall, LayerKernels, LayerSite, LayerWeights, Placement};
+use crate::experts::layer::{
+    self, Brought, Choice, Exchange, LayerCall, LayerKernels, LayerSite, LayerWeights, Placement,
+};
+use crate::experts::lots::Lots;
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::experts::shape::LayerShape;
 use crate::host::check_operands;
@@ -26,6 +29,8 @@ use crate::products::{ExpertKernel, ProductShape};
 
 /// Steps of one block over 64 of K that a call may take.
 const MOST_STEPS: usize = 4096;
+/// Experts that are brought over at a time: few, so that layers as small as these have several lots.
+const MOST_BROUGHT: usize = 3;
 
 /// A layer as it is packed, with the expert of every token if there is one.
 #[derive(Debug)]
@@ -38,11 +43,50 @@ pub(super) struct SimulatedLayer {
     away: Option<Away>,
 }
 
-/// A layer's experts of which the host computes those that are not here.
+/// A layer's experts of which the host computes those that are not here, or from so many rows on the device all, with
+/// weights that it brings over.
 #[derive(Debug)]
 struct Away {
     experts: u32,
     split: Split,
+    store: std::result::Result<Option<Store>, String>,
+}
+
+/// All experts in the host's memory as the device takes them, and the numbers of slots and all of them.
+#[derive(Debug)]
+struct Store {
+    lots: Lots,
+    from: usize,
+    packed: Packed,
+}
+
+impl Away {
+    fn new((on, team): (&Simulated, &Team), spec: &LayerSpec<'_>, split: &Split, shape: &LayerShape) -> Result<Self> {
+        let mlps = spec.weights.experts();
+        let experts = mlps.len() as u32;
+        let matrices = shape.matrix_bytes(on.family);
+        let most_bytes = MOST_BROUGHT * matrices[..matrices.len() - 1].iter().sum::<usize>();
+        let lots = |from| Ok((Lots::of(shape, on.family, experts, most_bytes)?, from));
+        let lots = split.stream_from.map(lots).transpose();
+        let store = |lots: Option<(Lots, usize)>| {
+            lots.map(|(lots, from)| {
+                let numbered = experts_by_number(&lots, slots_for(&split.resident), experts);
+                let packed = Packed::new((on, team), spec, (mlps, &numbered), None)?;
+                Ok::<_, Error>(Store { lots, from, packed })
+            })
+            .transpose()
+        };
+        let store = match lots {
+            Ok(lots) => Ok(store(lots)?),
+            Err(reason) => Err(reason),
+        };
+        Ok(Away { experts, split: split.clone(), store })
+    }
+
+    /// What a call with so many rows brings over, if it does.
+    fn brings(&self, rows: usize) -> Option<&Store> {
+        self.store.as_ref().ok()?.as_ref().filter(|store| rows >= store.from)
+    }
 }
 
 /// Some experts as the kernels take them.
@@ -95,16 +139,33 @@ impl SimulatedLayer {
             .weights
             .shared()
             .map(|shared| Packed::new((&on, team), spec, (std::slice::from_ref(shared.mlp()), &[0]), shared.gate()));
-        let experts = all.len() as u32;
-        let away = spec.split.map(|split| Away { experts, split: split.clone() });
+        let away = spec.split.map(|split| Away::new((&on, team), spec, split, &own.shape)).transpose()?;
         Ok(SimulatedLayer { on, own, shared: of_all.transpose()?, choose, away })
     }
 
     /// How a call's products are computed: those of the layer, or of its shared expert.
     fn kernels(&self, shape: &LayerShape, tokens: u32) -> Result<LayerKernels> {
-        let config = self.choose.choose(&shape.problem(tokens)?)?;
-        LayerKernels::new(self.on.family, shape, &config, &self.on.facts())
+        self.kernels_as(shape, shape, tokens)
+    }
+
+    /// How a part of a layer is computed in a call of the whole.
+    fn kernels_as(&self, whole: &LayerShape, part: &LayerShape, tokens: u32) -> Result<LayerKernels> {
+        let config = self.choose.choose(&whole.problem(tokens)?)?;
+        LayerKernels::new(self.on.family, part, &config, &self.on.facts())
             .map_err(|reason| self.on.illegal(&config, reason))
+    }
+}
+
+impl Store {
+    /// Puts the weights of all experts into memory that is not a slot's, and the numbers of slots and all in place of
+    /// the slots'.
+    fn placed(&self, gpu: &mut Gpu, weights: &mut LayerWeights) -> Result<Brought> {
+        let first = self.lots.first() as usize * self.lots.bytes.iter().sum::<usize>();
+        let matrices = gpu.upload("all experts, on the host", &self.packed.matrices[first..]).address;
+        *weights = self.packed.numbers.placed(weights.matrices, |values| {
+            Ok::<_, Error>(gpu.upload("numbers", bytemuck::cast_slice(values)).address)
+        })?;
+        Ok(Brought { lots: self.lots, matrices })
     }
 }
 
@@ -140,6 +201,11 @@ impl LoadedLayer for SimulatedLayer {
         self.away.as_ref().map(|away| away.split.resident.clone())
     }
 
+    fn streams_from(&self) -> std::result::Result<Option<usize>, String> {
+        let Some(away) = &self.away else { return Ok(None) };
+        away.store.as_ref().map(|store| store.as_ref().map(|store| store.from)).map_err(String::clone)
+    }
+
     fn run(&self, operands: LayerOperands<'_>) -> Result<()> {
         let LayerOperands { tokens, ids, weights, top, on_input, adapted, .. } = operands;
         check_operands(&operands, self.own.shape.hidden as usize)?;
@@ -163,10 +229,20 @@ impl LoadedLayer for SimulatedLayer {
         let shared =
             self.shared.as_ref().map(|shared| LayerShape { activation, adapted: shared_shape, ..shared.shape });
         let count = tokens.rows() as u32;
-        let kernels = self.kernels(&shape, count)?;
+        let store = self.away.as_ref().and_then(|away| away.brings(ids.len()));
+        let kernels = match (&self.away, store) {
+            (Some(away), Some(Store { lots, .. })) => {
+                let [whole, lot] = [away.experts, lots.each].map(|experts| LayerShape { experts, ..shape });
+                self.kernels_as(&whole, &lot, count)?
+            }
+            _ => self.kernels(&shape, count)?,
+        };
         let shared_kernels = shared.as_ref().map(|shape| self.kernels(shape, count)).transpose()?;
-        let mut rows = vec![0; shape.experts as usize];
-        let slots = self.away.as_ref().map(|away| table_of(away.experts, &away.split.resident));
+        let mut rows = vec![0; store.map_or(shape.experts, |store| store.lots.numbers()) as usize];
+        let slots = self.away.as_ref().map(|away| match store {
+            Some(store) => numbers_of(&store.lots, away.experts, &away.split.resident),
+            None => table_of(away.experts, &away.split.resident),
+        });
         let slot = |&id: &u32| slots.as_ref().map_or(Some(id), |slots| slots.get(id as usize).copied());
         let here = ids.iter().filter_map(slot);
         here.for_each(|slot| rows.get_mut(slot as usize).into_iter().for_each(|rows| *rows += 1));
@@ -182,6 +258,7 @@ impl LoadedLayer for SimulatedLayer {
         }
         let mut gpu = Gpu::new(self.on.limits()).with_rules(Rules::Letter);
         let mut own_weights = self.own.placed(&mut gpu)?;
+        let brought = store.map(|store| store.placed(&mut gpu, &mut own_weights)).transpose()?;
         let mut shared_weights = self.shared.as_ref().map(|shared| shared.placed(&mut gpu)).transpose()?;
         let both = [(Some(&mut own_weights), &adapters), (shared_weights.as_mut(), &shared_adapters)];
         for (weights, adapters) in both.into_iter().filter_map(|(weights, adapters)| weights.zip(adapters.as_ref())) {
@@ -201,16 +278,17 @@ impl LoadedLayer for SimulatedLayer {
         let out = gpu.alloc("results", operands.target.len() * output.bytes());
         // Full of NaN: tiles read rows behind their expert's last, which nobody may have written, and that must not
         // show.
-        let bytes = layer::whole_workspace_bytes(&shape, shared.as_ref(), count);
+        let bytes = layer::whole_workspace_bytes(&shape, store.map(|store| &store.lots), shared.as_ref(), count);
         let workspace = gpu.upload("workspace", &vec![0xFF; bytes]);
         let exchange = Exchange::of(&shape, count);
-        let exchanged = self.away.as_ref().map(|_| gpu.upload("exchanged with the host", &vec![0xFF; exchange.bytes]));
+        let sending = self.away.as_ref().filter(|_| store.is_none());
+        let exchanged = sending.map(|_| gpu.upload("exchanged with the host", &vec![0xFF; exchange.bytes]));
         let placement = slots.map(|slots| {
             let asked = vec![0u32; slots.len()];
             let experts = slots.len() as u32;
             let table = [("slots", slots), ("asked", asked)];
             let table = table.map(|(name, words)| gpu.upload(name, bytemuck::cast_slice(&words)).address);
-            Placement { experts, table }
+            Placement { experts, table, brought }
         });
         let choice = Choice::Given { ids: ids_at, wide: false, weights: weights_at };
         let call = LayerCall { tokens: count, x, choice, addend: None, adapters, placement, out: out.address };
@@ -221,9 +299,9 @@ impl LoadedLayer for SimulatedLayer {
         let launches = layer::whole_launches((&shape, &kernels, &own_weights), of_all, &call, site);
         let encoded = simulated_launches(&launches.all)?;
         let sequence: Vec<_> = encoded.iter().map(|(kernel, launch)| (kernel, launch)).collect();
-        let before_host = if self.away.is_some() { sequence.len() - 1 } else { 0 };
+        let before_host = if sending.is_some() { sequence.len() - 1 } else { 0 };
         gpu.run_sequence(&sequence[..before_host], self.on.schedule).map_err(|fault| Error::Fault(fault))?;
-        if let (Some(away), Some(exchanged), Some(part)) = (&self.away, exchanged, launches.host) {
+        if let (Some(away), Some(exchanged), Some(part)) = (sending, exchanged, launches.host) {
             let send = simulated_launches(std::slice::from_ref(&part.send))?;
             let send: Vec<_> = send.iter().map(|(kernel, launch)| (kernel, launch)).collect();
             gpu.run_sequence(&send, self.on.schedule).map_err(|fault| Error::Fault(fault))?;
@@ -236,7 +314,13 @@ impl LoadedLayer for SimulatedLayer {
             away.split.host.compute(HostCall { tokens: &tokens, ids: &hosts, weights, top, rows: &mut rows })?;
             gpu.write(exchanged, exchange.rows, bytemuck::cast_slice(&rows));
         }
-        gpu.run_sequence(&sequence[before_host..], self.on.schedule).map_err(|fault| Error::Fault(fault))?;
+        // Where weights are brought over, some launches wait for those before them to end.
+        let mut rest = &sequence[before_host..];
+        for together in launches.all[before_host..].chunk_by(|_, next| store.is_none() || next.overlapping) {
+            let (first, behind) = rest.split_at(together.len());
+            gpu.run_sequence(first, self.on.schedule).map_err(|fault| Error::Fault(fault))?;
+            rest = behind;
+        }
         let found = gpu.download(out).map_err(|first| Error::Unwritten { first })?;
         let mut target = operands.target;
         target.bytes_mut().copy_from_slice(found);

@@ -160,7 +160,7 @@ impl Attempts {
         let choice = Choice::Given { ids: given, wide: false, weights: machine.upload(bytemuck::cast_slice(&shares))? };
         let count = whole.tokens as u32;
         let out = machine.upload(&vec![0xFF; whole.tokens * hidden * problem.output().bytes()])?;
-        let workspace = machine.upload(&vec![0xFF; layer::workspace_bytes(&shape, count)])?;
+        let workspace = machine.upload(&vec![0xFF; layer::workspace_bytes(&shape, None, count)])?;
         let call = LayerCall { tokens: count, x, choice, addend: None, adapters: 0, placement: None, out };
         let site = LayerSite { workspace, exchange: 0, multiprocessors: MULTIPROCESSORS };
         machine.run(&layer::launches(&shape, &kernels, &placed, &call, site).all)?;

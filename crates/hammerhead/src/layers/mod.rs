@@ -46,7 +46,7 @@ use gpu::{DeviceOutput, DeviceTokens, LaunchQueue};
 use half::{bf16, f16};
 use op::{
     Activation, Adapted, Adapters, Error, ExpertWeights, Gate, Ids, Intermediate, MlpWeights, Output, Precision,
-    Problem, Result, Routed, Router, Target, Team, Whole,
+    Problem, Result, Routed, Router, Streaming, Target, Team, Whole,
 };
 
 use crate::{Engine, Layer, Plan};
@@ -72,13 +72,17 @@ pub struct LayerOptions {
     /// that there is. Experts beyond it lie in the host's memory, and the processor computes them while the device
     /// computes the others.
     pub gpu_bytes: Option<usize>,
+    /// When the device computes the experts beyond it itself, with weights that it brings over for the while. What it
+    /// brings takes as much of the host's memory again as all experts do, page-locked.
+    pub stream: Streaming,
 }
 
 impl Default for LayerOptions {
     fn default() -> Self {
         let (intermediate, workspace_bytes) = (Intermediate::Tokens, 512 << 20);
         let precision = Precision::Exact;
-        Self { intermediate, precision, batch_invariant: false, workspace_bytes, gpu_bytes: None }
+        let (gpu_bytes, stream) = (None, Streaming::Never);
+        Self { intermediate, precision, batch_invariant: false, workspace_bytes, gpu_bytes, stream }
     }
 }
 
@@ -442,6 +446,16 @@ impl Experts {
         match &self.products {
             Products::Whole(whole) => whole.resident(),
             Products::Engine { .. } => None,
+        }
+    }
+
+    /// Rows (tokens times experts of each) from which on a call has a device bring over the weights of experts that it
+    /// does not hold, if calls do that; or why they do not, though [`LayerOptions::stream`] asks for it: then the
+    /// processor computes them.
+    pub fn streams_from(&self) -> std::result::Result<Option<usize>, String> {
+        match &self.products {
+            Products::Whole(whole) => whole.streams_from(),
+            Products::Engine { .. } => Ok(None),
         }
     }
 

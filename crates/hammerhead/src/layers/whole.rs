@@ -4,10 +4,11 @@ use std::any::Any;
 use std::sync::Arc;
 
 use format::Dense;
+use gpu::facts::PINNED_BANDWIDTH;
 use gpu::host::HostExperts;
 use op::{
     Activation, Backend, Error, ExpertWeights, LayerOperands, LayerSpec, LoadedLayer, Output, Result, Routed, Split,
-    Target,
+    Streaming, Target,
 };
 
 use super::processor::ProcessorExperts;
@@ -46,7 +47,8 @@ impl WholeLayer {
             let of_host = |resident: Vec<u32>| {
                 let host = ProcessorExperts::new(engine, weights.experts(), weights.gate(), sizes.options)?;
                 let host = Arc::new(host);
-                Ok::<_, Error>((Split { resident, host: Arc::<ProcessorExperts>::clone(&host) }, host))
+                let stream_from = stream_from(engine, sizes, host.packed_bytes() / sizes.experts)?;
+                Ok::<_, Error>((Split { resident, host: Arc::<ProcessorExperts>::clone(&host), stream_from }, host))
             };
             let (split, host) = resident.map(of_host).transpose()?.unzip();
             let spec = LayerSpec { split: split.as_ref(), ..spec };
@@ -77,12 +79,17 @@ impl WholeLayer {
     }
 
     pub(super) fn packed_bytes(&self) -> usize {
-        self.layer.bytes() + self.host.as_ref().map_or(0, |host| host.packed_bytes())
+        self.layer.bytes() + self.layer.streamed_bytes() + self.host.as_ref().map_or(0, |host| host.packed_bytes())
     }
 
     /// The experts that the device holds, where the processor has the others.
     pub(super) fn resident(&self) -> Option<Vec<u32>> {
         self.layer.resident()
+    }
+
+    /// Rows from which on the device brings weights over, if it does; or why it does not, though it was to.
+    pub(super) fn streams_from(&self) -> std::result::Result<Option<usize>, String> {
+        self.layer.streams_from()
     }
 
     /// The processor's experts, where the device has not all of them.
@@ -119,6 +126,35 @@ impl WholeLayer {
         let (on_input, adapted) = (routed.is_on_input(), adapted.as_ref());
         self.layer.run(LayerOperands { tokens, ids, weights, top, on_input, adapted, target })
     }
+}
+
+/// The most tokens for which it is asked whether weights should rather be brought over.
+const MOST_TOKENS: usize = 1 << 16;
+
+/// Rows from which on a device brings weights over, if it does, where experts have so many bytes. By the cost model
+/// that is the least power of two of tokens, with eight experts each, which the processor should take longer for than
+/// the weights of the experts that so many ask for by chance take over the bus. Both grow alike with the experts that
+/// the device does not hold, so their number does not matter.
+fn stream_from(engine: &Engine, sizes: &Sizes, expert_bytes: usize) -> Result<Option<usize>> {
+    let top = TYPICAL_TOP.min(sizes.experts);
+    match sizes.options.stream {
+        Streaming::Never => return Ok(None),
+        Streaming::From(rows) => return Ok(Some(rows)),
+        Streaming::Planned => {}
+    }
+    let processor = engine.processor()?;
+    let mut tokens = 1;
+    while tokens <= MOST_TOKENS {
+        let computed = sizes.problem(tokens, top, (Activation::BF16, Output::BF16))?;
+        let computing = processor.product_seconds(&computed).unwrap_or(f64::INFINITY);
+        let left_alone = (1.0 - top as f64 / sizes.experts as f64).powf(tokens as f64);
+        let asked_for = sizes.experts as f64 * (1.0 - left_alone);
+        if computing > asked_for * expert_bytes as f64 / PINNED_BANDWIDTH {
+            return Ok(Some(tokens * top));
+        }
+        tokens *= 2;
+    }
+    Ok(None)
 }
 
 /// The experts that go into so many bytes of a device's memory, the first ones, beside what is always there; none where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -201,6 +202,9 @@ class FeedForward(PackedLayer):
         made = cls.__new__(cls)
         k, _, n = layer.widths
         made._hold(layer, k, n)
+        _, refusal = layer.streams_from
+        if refusal is not None:
+            warnings.warn(f"hammerhead: the processor computes its experts in every call: {refusal}", stacklevel=3)
         return made
 
     @classmethod
@@ -265,6 +269,7 @@ class Mlp(FeedForward):
           bit.
         - ``workspace_bytes``: what the rows that are computed at a time may take, 512 MiB if not given.
         - ``gpu_bytes``: what the weights may take of a GPU's memory; experts beyond it are the processor's.
+        - ``stream``: whether, and from how many rows on, a GPU computes those itself, with weights that it brings over.
         """
         arrays = MlpArrays(
             b1, b2, down, b1_bias, b2_bias, down_bias, input_scale, down_input_scale, intermediate_scale
@@ -457,6 +462,12 @@ class Experts(FeedForward):
         """The experts that the GPU holds, where ``gpu_bytes`` leaves others to the processor; None where it does
         not."""
         return self._layer.resident
+
+    @property
+    def streams_from(self) -> int | None:
+        """Rows (tokens times experts of each) from which on the GPU computes all experts of a call, with weights that
+        it brings over (``stream``); None where it never does."""
+        return self._layer.streams_from[0]
 
     @property
     def asked(self) -> list[int] | None:

@@ -25,7 +25,7 @@ _Gate = tuple[str, float | None]
 _EngineOptions = tuple[str | None, int | None, str | None]
 # What stands between the products, whether results are batch-invariant, and the bytes that rows may take; then backend, threads and
 # configuration.
-_Options = tuple[str, str, bool, int | None, int | None, str | None, int | None, str | None]
+_Options = tuple[str, str, bool, int | None, int | None, tuple[bool, int | None], str | None, int | None, str | None]
 # FP8 numbers and k; the exponents of MXFP8, or else scales and the sides of their blocks; and the bias.
 _Fp8Parts = tuple[bytes, int, bytes | None, list[float] | None, list[int] | None, list[float] | None]
 # A and B of a projection; an adapter: its scaling, and those of gate, up and down of every expert.
@@ -227,6 +227,8 @@ class FeedForward:
     def is_mlp(self) -> bool: ...
     @property
     def has_shared(self) -> bool: ...
+    @property
+    def streams_from(self) -> tuple[int | None, str | None]: ...
     @property
     def resident(self) -> list[int] | None: ...
     @property

@@ -92,6 +92,11 @@ class LayerOptions(EngineOptions, total=False):
     """What the weights may take of a GPU's memory, all that there is if not given: experts beyond it stay in the host's memory, and the
     processor computes them while the GPU computes the others."""
 
+    stream: bool | int
+    """Whether the GPU computes those experts itself in calls with many rows (tokens times experts of each), with weights that it brings
+    over for the while: never (if not given), from as many rows on as the cost model says (``True``), or from so many rows on. What it
+    brings takes as much of the host's memory again as all experts do, page-locked."""
+
 
 def engine_of(
     options: EngineOptions, first: Any = None, known: type[Any] = EngineOptions
@@ -108,12 +113,14 @@ def engine_of(
 
 def asked(
     options: LayerOptions, first: Any = None
-) -> tuple[str, str, bool, int | None, int | None, str | None, int | None, str | None]:
+) -> tuple[str, str, bool, int | None, int | None, tuple[bool, int | None], str | None, int | None, str | None]:
     """What is asked of a whole layer, as the native half takes it."""
     engine = engine_of(options, first, LayerOptions)
     between, precision = options.get("intermediate", "tokens"), options.get("precision", "exact")
     invariant = options.get("batch_invariant", False)
-    return between, precision, invariant, options.get("workspace_bytes"), options.get("gpu_bytes"), *engine
+    stream = options.get("stream", False)
+    streaming = (stream, None) if isinstance(stream, bool) else (True, stream)
+    return between, precision, invariant, options.get("workspace_bytes"), options.get("gpu_bytes"), streaming, *engine
 
 
 def opened(model: str | PathLike[str] | Checkpoint) -> Checkpoint:

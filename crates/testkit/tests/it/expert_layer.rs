@@ -125,7 +125,7 @@ impl Trial {
         [ids_at, weights_at].into_iter().for_each(|buffer| gpu.await_predecessor(buffer));
         let out = gpu.alloc("out", x.len() * shape.output.bytes());
         // Full of NaN: what nobody writes may be read, but must not show.
-        let workspace = gpu.upload("workspace", &vec![0xFF; layer::workspace_bytes(&shape, tokens as u32)]);
+        let workspace = gpu.upload("workspace", &vec![0xFF; layer::workspace_bytes(&shape, None, tokens as u32)]);
         let call = LayerCall {
             tokens: tokens as u32,
             x: x_at.address,

@@ -5,7 +5,7 @@ use format::{Dense, Values};
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::{
     Activation, Backend, Engine, Error, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Mlp, MlpWeights,
-    Options, Output, Precision, Routed, Target, Weights, backends, cpu,
+    Options, Output, Precision, Routed, Streaming, Target, Weights, backends, cpu,
 };
 use hammerhead_testkit::moe::{self, Instance, Model};
 use op::LayerSpec;
@@ -176,6 +176,50 @@ fn rows_have_the_bits_of_the_place_that_computes_them_and_ids_of_nobody_add_noth
         (&found[1], &found[4]) == (&here[1], &here[4])
     };
     assert!(available().any(is_its), "rows of the host's");
+}
+
+#[test]
+fn experts_that_are_brought_over_have_the_bits_of_a_layer_on_the_device() {
+    let names = ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "llama-4-scout", "nemotron-3-nano", "qwen3-next-80b"];
+    let cases = names.into_iter().enumerate().flat_map(|case| simulators().enumerate().map(move |b| (case, b)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|((index, name), (number, backend))| {
+        let model = model(name);
+        let (element, turn) = (DENSE[(index + number) % 3], index + number / 2);
+        let instance = model.instance(7, element, usize::MAX, index as u64).unwrap();
+        let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
+        let slots = [0, 1, weights.experts().len() / 2, weights.experts().len() - 1][turn % 4];
+        let parted = divided(backend, &weights, (Intermediate::ALL[turn % 3], index % 2 == 0), slots);
+        let (engine, output) = (engine(backend.name(), 2), Output::ALL[turn % 3]);
+        let found = |options| {
+            let layer = Experts::new(&engine, &weights, options).unwrap();
+            bits(&layer.run(&engine, &instance.tokens, &routed, output).unwrap())
+        };
+        let whole = found(LayerOptions { gpu_bytes: None, ..parted });
+        let rows = routed.ids().len();
+        let brought = LayerOptions { stream: Streaming::From(rows), ..parted };
+        let what = format!("{name} on {}, {slots} there", backend.name());
+        assert!(found(brought) == whole, "{what}: bits of the device's");
+        // One row less than it takes, and the processor computes as ever.
+        assert!(
+            found(LayerOptions { stream: Streaming::From(rows + 1), ..parted }) == found(parted),
+            "{what}: too few"
+        );
+        assert_right(&what, backend, (&weights, brought), (&instance.tokens, &routed), output);
+    });
+}
+
+#[test]
+fn a_layer_says_from_how_many_rows_on_weights_are_brought_over() {
+    let (model, backend) = (model("qwen3-30b-a3b"), backends::by_name("sim").unwrap());
+    let instance = model.instance(1, Activation::BF16, usize::MAX, 5).unwrap();
+    let weights = instance.weights().unwrap();
+    let parted = divided(backend, &weights, (Intermediate::Tokens, false), 2);
+    let from = |options| Experts::new(&engine("sim", 2), &weights, options).unwrap().streams_from().unwrap();
+    assert_eq!(from(parted), None);
+    assert_eq!(from(LayerOptions { stream: Streaming::From(100), ..parted }), Some(100));
+    assert_eq!(from(LayerOptions { stream: Streaming::From(100), gpu_bytes: None, ..parted }), None, "all are there");
+    let planned = from(LayerOptions { stream: Streaming::Planned, ..parted });
+    assert!(planned.is_some_and(|rows| (rows / weights.experts().len().min(8)).is_power_of_two()), "{planned:?}");
 }
 
 /// Routings that no router makes: all to one expert, to nobody, some to nobody, the same expert twice.

@@ -33,7 +33,8 @@ class NvFp4Config(QuantizationConfigMixin):
     bytes or as ``"60GB"``: experts beyond it stay in the host's memory, every layer's alike, and the processor computes
     them while the GPU computes the others. With ``whole_layers`` the first layers' experts go to the GPU as long as
     there is room and the last layers' to the host: a token then goes to the host less often, but which experts lie
-    where can no longer follow what tokens ask for. ``precision`` and ``intermediate`` are those of :class:`hammerhead.Mlp` and
+    where can no longer follow what tokens ask for. ``stream`` is that of :class:`hammerhead.Experts`, for experts beyond
+    the budget. ``precision`` and ``intermediate`` are those of :class:`hammerhead.Mlp` and
     :class:`hammerhead.Experts`, for all gated MLPs and experts; other linear layers stay exact.
     """
 
@@ -43,6 +44,7 @@ class NvFp4Config(QuantizationConfigMixin):
         unchecked: Mapping[str, str] | None = None,
         gpu_budget: int | str | None = None,
         whole_layers: bool = False,
+        stream: bool | int = False,
         precision: Literal["exact", "fp8"] = "exact",
         intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
         **kept: Any,
@@ -50,7 +52,7 @@ class NvFp4Config(QuantizationConfigMixin):
         self.quant_method = quant_method
         self.unchecked = dict(unchecked or {})
         self.gpu_budget = None if gpu_budget is None else parsed_bytes(gpu_budget)
-        self.whole_layers = whole_layers
+        self.whole_layers, self.stream = whole_layers, stream
         self.layers = LayerOptions(precision=precision, intermediate=intermediate)
         self.kept = kept
 
@@ -65,7 +67,7 @@ class NvFp4Config(QuantizationConfigMixin):
     def ask_as(self, other: NvFp4Config) -> None:
         """Takes over from another what its user asked for, and the files do not say."""
         self.unchecked, self.layers = other.unchecked, other.layers
-        self.gpu_budget, self.whole_layers = other.gpu_budget, other.whole_layers
+        self.gpu_budget, self.whole_layers, self.stream = other.gpu_budget, other.whole_layers, other.stream
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.kept, "quant_method": self.quant_method}
@@ -163,7 +165,8 @@ class NvFp4Quantizer(HfQuantizer):
         shares = self._shares(model)
         for name, (routed, each) in self.plan.experts.items():
             gpu_bytes = shares.get(name) if backend(name) is not None else None
-            experts = Experts._named(checkpoint, each, routed.gate, **asked, backend=backend(name), gpu_bytes=gpu_bytes)
+            places = {"gpu_bytes": gpu_bytes, "stream": self.quantization_config.stream}
+            experts = Experts._named(checkpoint, each, routed.gate, **asked, backend=backend(name), **places)
             model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
 
     def _shares(self, model: Any) -> dict[str, int]:
