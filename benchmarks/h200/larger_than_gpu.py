@@ -8,10 +8,12 @@ the experts that the GPU is to hold, a process of its own loads the model with t
 first token of prompts (where who waits spins, and where it sleeps), tokens per second after them, and memory of GPU and
 host. What `hammerhead.budget` predicts is made before each part is measured; only what the program takes around the
 experts is taken from the first part, with which the GPU should hold all. Where it holds some, it holds a part of every
-layer's in one row, and the first layers' in the next (`whole_layers`).
+layer's in one row, and the first layers' in the next (`whole_layers`); where it does not hold all, one more row is with
+weights that are brought over for long prompts (`stream`).
 
 Steps are timed twice: as transformers queues them, and replayed (`hammerhead.transformers.replay_steps`). Before, the
-logits of six steps are compared with those of the same cache without graphs: they must be the same to the bit.
+logits of six steps are compared with those of the same cache without graphs, and twelve tokens of `generate` with those
+without: they must be the same to the bit.
 
 `--llama-bench` names llama.cpp's program of that name, built with CUDA (b10361 was; how, the README says): it gets
 files of the same sizes with ggml's NVFP4 and MXFP4. Of the two, the one that generates faster with no expert on the GPU
@@ -51,6 +53,8 @@ SIZES = {
 }
 MOE = dict(num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, head_dim=128)
 READ = 8 << 30
+GREEDY = dict(max_new_tokens=12, do_sample=False)
+WAYS = {"": {}, "whole layers": {"whole_layers": True}, "streamed": {"stream": True}}
 
 
 def sizes_of(name):
@@ -101,7 +105,12 @@ def write(name, layers, folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
-def generate(folder, gpu_budget, whole_layers, prompts, tokens):
+def ways_of(part):
+    """How a part of the experts may be on the GPU."""
+    return ["", *(["whole layers"] if 0 < part < 1 else []), *(["streamed"] if part < 1 else [])]
+
+
+def generate(folder, gpu_budget, way, prompts, tokens):
     """Loads a model with a budget and generates: what came of it."""
     # torch 2.11 plans cuDNN's attention anew for every number of tokens before, 16 ms each.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -110,7 +119,7 @@ def generate(folder, gpu_budget, whole_layers, prompts, tokens):
         folder,
         dtype="auto",
         device_map="cuda",
-        quantization_config=hammerhead.transformers.NvFp4Config(gpu_budget=gpu_budget, whole_layers=whole_layers),
+        quantization_config=hammerhead.transformers.NvFp4Config(gpu_budget=gpu_budget, **WAYS[way]),
     )
     loaded = time.perf_counter() - begun
     layers = [module.layer for module in model.modules() if isinstance(module, hammerhead.transformers.NvFp4Experts)]
@@ -118,6 +127,7 @@ def generate(folder, gpu_budget, whole_layers, prompts, tokens):
     found = {
         "resident": statistics.mean(1.0 if layer.resident is None else len(layer.resident) / layer.num_experts for layer in layers),
         "load seconds": loaded,
+        "streams from": layers[-1].streams_from,
         "GPU bytes": total - free,
         "host bytes": memory("RssAnon"),
         "first token seconds": {},
@@ -142,8 +152,11 @@ def generate(folder, gpu_budget, whole_layers, prompts, tokens):
         found["queued step seconds"], _ = steps(model, text, transformers.DynamicCache(), said)
         length = text.shape[1] + tokens
         _, expected = steps(model, text, transformers.StaticCache(config=model.config, max_cache_len=length), said[:6])
+        said_so = model.generate(text, attention_mask=torch.ones_like(text), cache_implementation="static", disable_compile=True, **GREEDY)
         hammerhead.transformers.replay_steps(model)
+        replayed = model.generate(text, attention_mask=torch.ones_like(text), **GREEDY)
         found["step seconds"], logits = steps(model, text, transformers.StaticCache(config=model.config, max_cache_len=length), said)
+    assert torch.equal(said_so, replayed), "generate says something else with replayed steps"
     assert torch.isfinite(logits).all(), "a result is not finite"
     assert torch.equal(logits[:6], expected), "replayed steps differ from those that were queued"
     return {**found, "tokens/s": 1 / found["step seconds"]}
@@ -208,19 +221,19 @@ def compare(name, layers, options, record, save):
         first = " ".join(f"{f'{prompt} tokens ms':>13} {'asleep':>7}" for prompt in prompts)
         print(f"{'on GPU':>7} {first} {'queued ms':>9} {'step ms':>8} {'predicted':>9} {'tokens/s':>9} {'GPU GB':>7} {'host GB':>8} {'load s':>7}", flush=True)
         rows = []
-        for part, whole_layers in [(part, way) for part in parts for way in ((False, True) if 0 < part < 1 else (False,))]:
+        for part, way in [(part, way) for part in parts for way in ways_of(part)]:
             # An expert takes a little more when it is packed for a GPU.
             gpu_budget = model.beside_bytes + int(whole * part * 1.01)
-            expected = budget.predict(model, machine, gpu_budget, whole_layers=whole_layers)
-            found = apart(generate, folder, gpu_budget, whole_layers, prompts, options.tokens)
+            expected = budget.predict(model, machine, gpu_budget, whole_layers=way == "whole layers")
+            found = apart(generate, folder, gpu_budget, way, prompts, options.tokens)
             if not rows:
                 machine = replace(machine, rest=max(0.0, found["step seconds"] - expected.seconds) / model.layers)
                 expected = budget.predict(model, machine, gpu_budget)
-            rows.append({**found, "whole layers": whole_layers, "predicted seconds": expected.seconds})
+            rows.append({**found, "way": way, "predicted seconds": expected.seconds})
             first = " ".join(f"{found['first token seconds'][prompt] * 1e3:13.1f} {found['asleep'][prompt] * 1e3:7.1f}" for prompt in prompts)
             print(
                 f"{found['resident']:7.0%} {first} {found['queued step seconds'] * 1e3:9.2f} {found['step seconds'] * 1e3:8.2f} {expected.seconds * 1e3:9.2f} "
-                f"{found['tokens/s']:9.1f} {found['GPU bytes'] / 1e9:7.1f} {found['host bytes'] / 1e9:8.1f} {found['load seconds']:7.1f}{'  whole layers' if whole_layers else ''}",
+                f"{found['tokens/s']:9.1f} {found['GPU bytes'] / 1e9:7.1f} {found['host bytes'] / 1e9:8.1f} {found['load seconds']:7.1f}  {way}",
                 flush=True,
             )
             speeds = {place: vars(getattr(machine, place)) for place in ("host", "gpu")} | {"away": machine.away, "rest": machine.rest}

@@ -3,8 +3,9 @@
 //!
 //! First small layers as models have them, with experts divided in every way, against double precision; then one
 //! captured graph with other routings, and with experts that move while it runs; then a host that fails. Only if all
-//! that is right, whole layers of large models are timed with parts of their experts on the device. `THREADS`,
-//! `PERCENT` and `TOKENS` say with how many threads, which parts and which numbers of tokens. Exit status 1 if anything
+//! that is right, whole layers of large models are timed with parts of their experts on the device: computed by the host
+//! where they are not there, and brought over, with the bits of the whole layer. `THREADS`, `MODELS`, `PERCENT` and
+//! `TOKENS` say with how many threads, which models, which parts and which numbers of tokens. Exit status 1 if anything
 //! is wrong.
 
 use std::process::ExitCode;
@@ -14,14 +15,16 @@ use std::time::{Duration, Instant};
 
 use format::{Dense, Values};
 use gpu::device;
-use gpu::driver::{DeviceMemory, Event, Stream};
+use gpu::driver::{DeviceMemory, EncodedLaunch, Event, PinnedMemory, Stream};
+use gpu::experts::For;
+use gpu::experts::fetch::FetchSpec;
 use gpu::experts::plan::Cheapest;
 use gpu::host::{DeviceRouting, HostExperts};
-use gpu::{DeviceOutput, DeviceTokens, LaunchQueue};
+use gpu::{Argument, DeviceOutput, DeviceTokens, KernelSpec, Launch, LaunchQueue};
 use half::bf16;
 use hammerhead::gpu::Queue;
 use hammerhead::layer_reference::LayerReference;
-use hammerhead::{Engine, Experts, LayerOptions, Options};
+use hammerhead::{Engine, Experts, LayerOptions, Options, Streaming};
 use hammerhead_testkit::moe::{self, Instance, Model};
 use op::bound::Bounded;
 use op::{
@@ -35,7 +38,8 @@ const TURNS: usize = 12;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 4] = [("places", places), ("graph", graph), ("failure", failure), ("timing", timing)];
+const STAGES: [(&str, Stage); 5] =
+    [("places", places), ("graph", graph), ("failure", failure), ("bus", bus), ("timing", timing)];
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args().nth(1) else {
@@ -121,14 +125,24 @@ fn places() -> Result<Value> {
             other => other,
         };
         let (weights, routed, count) = (instance.weights()?, instance.routed()?, model.experts[0]);
+        let computed =
+            |options| Experts::new(&engine, &weights, options)?.run(&engine, &instance.tokens, &routed, Output::BF16);
+        let whole = computed(LayerOptions { intermediate, ..LayerOptions::default() })?;
         for slots in [0, 1, count / 2, count - 1] {
-            let layer = Experts::new(&engine, &weights, divided(&instance, intermediate, slots)?)?;
+            let options = divided(&instance, intermediate, slots)?;
+            let brought = computed(LayerOptions { stream: Streaming::From(1), ..options })?;
+            passed &= bits(&brought) == bits(&whole);
+            let layer = Experts::new(&engine, &weights, options)?;
             let held = layer.resident().map(|held| held.len());
             let run = || layer.run(&engine, &instance.tokens, &routed, Output::BF16);
             let (found, again) = (run()?, run()?);
             let part = worst((&instance, intermediate), (&instance.tokens, &routed), &found, 5)?;
             let right = part <= 1.0 && bits(&found) == bits(&again) && held == Some(slots);
-            println!("{:20} {slots:3} of {count:3} experts: {part:.3} of what is allowed", model.name);
+            let same = if bits(&brought) == bits(&whole) { "the same bits" } else { "OTHER BITS" };
+            println!(
+                "{:20} {slots:3} of {count:3} experts: {part:.3} of what is allowed; brought over: {same}",
+                model.name
+            );
             passed &= right;
             rows.push(json!({"model": model.name, "slots": slots, "worst": part, "right": right}));
         }
@@ -187,31 +201,33 @@ impl Tensors {
 fn graph() -> Result<Value> {
     let engine = engine()?;
     let (mut rows, mut passed) = (Vec::new(), true);
-    for (name, tokens) in [("deepseek-v3", 1), ("llama-4-scout", 40), ("qwen3-30b-a3b", 200)] {
+    let cases = [("deepseek-v3", 1), ("llama-4-scout", 40), ("qwen3-30b-a3b", 200)];
+    let ways = [Streaming::Never, Streaming::From(1)];
+    for ((name, tokens), stream) in cases.into_iter().flat_map(|case| ways.map(|way| (case, way))) {
         let model = model(name).scaled_down();
         let mut instance = model.instance(tokens, Activation::BF16, usize::MAX, 4)?;
         let count = model.experts[0];
-        let options = divided(&instance, Intermediate::Tokens, count / 2)?;
+        let options = LayerOptions { stream, ..divided(&instance, Intermediate::Tokens, count / 2)? };
         let layer = Experts::new(&engine, &instance.weights()?, options)?;
         let mut queue = Queue::new(0)?;
         // SAFETY: the queue outlives it.
-        let stream = unsafe { Stream::borrowed(device::context(0)?, queue.stream().handle()) }?;
-        let tensors = Tensors::new(&instance, &stream)?;
+        let line = unsafe { Stream::borrowed(device::context(0)?, queue.stream().handle()) }?;
+        let tensors = Tensors::new(&instance, &line)?;
         tensors.queue(&mut queue, &layer, &instance)?;
-        let graph = stream.capture(|| tensors.queue(&mut queue, &layer, &instance))?;
+        let graph = line.capture(|| tensors.queue(&mut queue, &layer, &instance))?;
         for round in 0..8usize {
             instance.logits = model.logits(tokens, 10 + round as u64);
-            tensors.logits.put(0, bytemuck::cast_slice(&instance.logits), &stream)?;
+            tensors.logits.put(0, bytemuck::cast_slice(&instance.logits), &line)?;
             if round % 2 == 1 {
                 let moved: Vec<u32> = (0..count / 2).map(|slot| ((slot + 3 * round) % count) as u32).collect();
                 queue.place_experts(&layer, &moved)?;
             }
             // SAFETY: the tensors stay until the results have been read.
-            unsafe { graph.launch(&stream) }?;
-            let found = tensors.results(instance.tokens.k(), &stream)?;
+            unsafe { graph.launch(&line) }?;
+            let found = tensors.results(instance.tokens.k(), &line)?;
             let routed = instance.routed()?;
             let part = worst((&instance, Intermediate::Tokens), (&instance.tokens, &routed), &found, 7)?;
-            println!("{name:16} {tokens:3} tokens, round {round}: {part:.3} of what is allowed");
+            println!("{name:16} {tokens:3} tokens, {stream:?}, round {round}: {part:.3} of what is allowed");
             passed &= part <= 1.0;
             rows.push(json!({"model": name, "tokens": tokens, "round": round, "worst": part}));
         }
@@ -280,6 +296,50 @@ fn failure() -> Result<Value> {
     Ok(json!({"passed": passed}))
 }
 
+/// What the bus gives: page-locked memory read by the kernel that brings weights over, with several numbers of blocks,
+/// and by the driver's own copy.
+fn bus() -> Result<Value> {
+    let (context, bytes, spec) = (device::context(0)?, 256usize << 20, FetchSpec { numbers: 1, lot: 1 });
+    let host = PinnedMemory::new(context, "bytes to read", bytes)?;
+    let place = host.at(0, bytes).expect("all of it").cast::<u32>();
+    // SAFETY: there are as many bytes, aligned to 256, and nobody else has them yet.
+    let words = unsafe { std::slice::from_raw_parts_mut(place.as_ptr(), bytes / 4) };
+    (0u32..).zip(&mut *words).for_each(|(at, word)| *word = at.wrapping_mul(0x9E37_79B9));
+    let stream = Stream::new(context)?;
+    let layout = DeviceMemory::holding(context, "a layout", bytemuck::cast_slice(&[0u32, 1, 0, 1]), &stream)?;
+    let (cut, target) = (DeviceMemory::new(context, "a lot's", 16)?, DeviceMemory::new(context, "the copy", bytes)?);
+    let kernel: KernelSpec = For { spec, target: device::Device::of(0)?.family.target() }.into();
+    let function = device::function(context, &kernel)?;
+    let rate = |queue: &dyn Fn() -> Result<()>| {
+        target.fill_now(0xEE, &stream)?;
+        queue()?;
+        let start = Event::record(&stream)?;
+        (0..4).try_for_each(|_| queue())?;
+        let seconds = start.seconds_until(&Event::record(&stream)?)? / 4.0;
+        let mut found = vec![0u32; bytes / 4];
+        target.get(0, bytemuck::cast_slice_mut(&mut found), &stream)?;
+        Ok::<_, Error>((bytes as f64 / seconds, found == *words))
+    };
+    let (mut rows, mut passed) = (Vec::new(), true);
+    for blocks in [2, 4, 8, 16, 32, 64] {
+        let mut arguments =
+            [layout.address(), cut.address(), host.address(), target.address()].map(Argument::Pointer).to_vec();
+        arguments.extend([0, bytes as u32, (bytes / 16) as u32].map(Argument::U32));
+        let grid = [blocks, 1, 1];
+        let launch = Launch { kernel: kernel.clone(), grid, arguments, overlapping: false, strided: false };
+        let launch = EncodedLaunch::new(Arc::clone(&function), &launch)?;
+        // SAFETY: all of it stays until `rate` has waited for the stream.
+        let (rate, right) = rate(&|| unsafe { launch.queue(&stream) })?;
+        println!("{blocks:3} blocks read {:5.1} GB/s of the host's memory", rate / 1e9);
+        passed &= right;
+        rows.push(json!({"blocks": blocks, "bytes/s": rate, "right": right}));
+    }
+    // SAFETY: both stay until `rate` has waited for the stream.
+    let (rate, right) = rate(&|| unsafe { target.write(0, bytemuck::cast_slice(words), &stream) })?;
+    println!("the driver copies {:5.1} GB/s", rate / 1e9);
+    Ok(json!({"rows": rows, "copy": rate, "passed": passed && right}))
+}
+
 /// Whole layers with parts of their experts on the device, in a graph, each call with another routing.
 fn timing() -> Result<Value> {
     let engine = engine()?;
@@ -290,29 +350,37 @@ fn timing() -> Result<Value> {
         let said = std::env::var(name).ok();
         said.map_or(default.to_vec(), |said| said.split(',').filter_map(|number| number.parse().ok()).collect())
     };
-    for name in ["qwen3-235b-a22b", "deepseek-v3"] {
+    let models = std::env::var("MODELS").unwrap_or_else(|_| "qwen3-30b-a3b,qwen3-235b-a22b,deepseek-v3".to_owned());
+    let mut passed = true;
+    for name in models.split(',') {
         let model = model(name);
         let ([experts, top], (_, expert_bytes)) = (model.experts, model.cost(model.widths[1]));
         let seed = model.instance(1, Activation::BF16, 2, 1)?;
-        for percent in wanted("PERCENT", &[0, 25, 50, 75, 100]) {
+        let weights = seed.weights()?;
+        let whole = Experts::new(&engine, &weights, LayerOptions::default())?;
+        let planned = LayerOptions { stream: Streaming::Planned, ..divided(&seed, Intermediate::Tokens, experts - 1)? };
+        let from = Experts::new(&engine, &weights, planned)?.streams_from();
+        println!("{name}: by the cost model weights are brought over from {from:?} rows on");
+        let ways = wanted("PERCENT", &[0, 25, 50, 75, 100]).into_iter().flat_map(|percent| {
+            let ways = if percent < 100 { &[Streaming::Never, Streaming::From(1)][..] } else { &[Streaming::Never] };
+            ways.iter().map(move |&way| (percent, way))
+        });
+        for (percent, stream) in ways {
             let begun = Instant::now();
-            let layer = Experts::new(
-                &engine,
-                &seed.weights()?,
-                divided(&seed, Intermediate::Tokens, experts * percent / 100)?,
-            )?;
+            let options = divided(&seed, Intermediate::Tokens, experts * percent / 100)?;
+            let layer = Experts::new(&engine, &weights, LayerOptions { stream, ..options })?;
             let loaded = begun.elapsed().as_secs_f64();
             for tokens in wanted("TOKENS", &[1, 8, 64, 512]) {
                 let mut queue = Queue::new(0)?;
                 // SAFETY: the queue outlives it.
-                let stream = unsafe { Stream::borrowed(device::context(0)?, queue.stream().handle()) }?;
-                let instance = model.instance(tokens, Activation::BF16, 1, 3)?;
+                let line = unsafe { Stream::borrowed(device::context(0)?, queue.stream().handle()) }?;
+                let mut instance = model.instance(tokens, Activation::BF16, 1, 3)?;
                 let turns = if tokens > 64 { 3 } else { TURNS };
-                let tensors = (0..turns).map(|_| Tensors::new(&instance, &stream)).collect::<Result<Vec<_>>>()?;
+                let tensors = (0..turns).map(|_| Tensors::new(&instance, &line)).collect::<Result<Vec<_>>>()?;
                 let mut hits = 0f64;
                 for (turn, each) in tensors.iter().enumerate() {
                     let logits = model.logits(tokens, 100 + turn as u64);
-                    each.logits.put(0, bytemuck::cast_slice(&logits), &stream)?;
+                    each.logits.put(0, bytemuck::cast_slice(&logits), &line)?;
                     let routed = instance.router.route(&logits, tokens)?;
                     let mut away: Vec<u32> = routed.ids().to_vec();
                     away.retain(|&id| id as usize >= experts * percent / 100);
@@ -321,12 +389,21 @@ fn timing() -> Result<Value> {
                     hits += away.len() as f64;
                     each.queue(&mut queue, &layer, &instance)?;
                 }
-                stream.synchronize()?;
+                instance.logits = model.logits(tokens, 100);
+                let (found, routed) = (tensors[0].results(instance.tokens.k(), &line)?, instance.routed()?);
+                let part =
+                    worst((&seed, Intermediate::Tokens), (&instance.tokens, &routed), &found, tokens.div_ceil(3))?;
+                let mut right = part <= 1.0;
+                if stream != Streaming::Never {
+                    tensors[0].queue(&mut queue, &whole, &instance)?;
+                    right &= bits(&tensors[0].results(instance.tokens.k(), &line)?) == bits(&found);
+                }
+                passed &= right;
                 let mut times = Vec::new();
                 for _ in 0..if tokens > 64 { 3 } else { 5 } {
-                    let start = Event::record(&stream)?;
+                    let start = Event::record(&line)?;
                     tensors.iter().try_for_each(|each| each.queue(&mut queue, &layer, &instance))?;
-                    let end = Event::record(&stream)?;
+                    let end = Event::record(&line)?;
                     // Whoever waits for a device as CUDA does takes a core from the host's experts.
                     while !end.is_reached()? {
                         std::thread::sleep(Duration::from_micros(50));
@@ -336,16 +413,16 @@ fn timing() -> Result<Value> {
                 times.sort_by(f64::total_cmp);
                 let seconds = times[times.len() / 2];
                 let host_bytes = hits / turns as f64 * expert_bytes;
-                let share = host_bytes / seconds / ceilings.bytes;
                 println!(
-                    "{name:16} {percent:3} % on the device, {tokens:3} tokens of {top}: {:9.1} µs, host bytes at {:4.0} % of its bandwidth (loaded in {loaded:.1} s)",
+                    "{name:16} {percent:3} % on the device, {stream:?}, {tokens:3} tokens of {top}: {:9.1} µs, {:.1} GB/s of weights beyond it, {part:.3} of what is allowed, {right} (loaded in {loaded:.1} s)",
                     seconds * 1e6,
-                    share * 100.0
+                    host_bytes / seconds / 1e9
                 );
-                rows.push(json!({"model": name, "percent": percent, "tokens": tokens, "seconds": seconds,
-                    "host_bytes": host_bytes, "bandwidth": ceilings.bytes, "times": times}));
+                rows.push(json!({"model": name, "percent": percent, "stream": format!("{stream:?}"), "tokens": tokens,
+                    "seconds": seconds, "host_bytes": host_bytes, "bandwidth": ceilings.bytes, "times": times,
+                    "worst": part, "right": right}));
             }
         }
     }
-    Ok(json!({"rows": rows, "threads": engine.threads()}))
+    Ok(json!({"rows": rows, "threads": engine.threads(), "passed": passed}))
 }

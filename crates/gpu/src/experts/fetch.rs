@@ -98,17 +98,21 @@ fn copy(k: &mut Builder, [from, to]: [Reg<U64>; 2], (place, threads): (Reg<U32>,
     k.loop_while(
         |k| k.lt(unit, units),
         |k| {
-            let loaded: Vec<(Pred, Reg<U32>, [Reg<U32>; 4])> = (0..TOGETHER)
-                .map(|index| {
-                    let own = k.mul_add(threads, index, unit);
-                    let exists = k.lt(own, units);
-                    let at = Addr::<Global>::of(k.mul_wide_add(own, UNIT, from));
-                    (exists, own, k.when(exists, |k| k.load_vector(at)))
-                })
-                .collect();
+            // The first exists, or the loop were over.
+            let guarded = |k: &mut Builder, exists: Option<Pred>, act: &mut dyn FnMut(&mut Builder)| match exists {
+                Some(exists) => k.when(exists, |k| act(k)),
+                None => act(k),
+            };
+            let mut loaded: Vec<(Option<Pred>, Reg<U32>, [Reg<U32>; 4])> = Vec::new();
+            for index in 0..TOGETHER {
+                let own = k.mul_add(threads, index, unit);
+                let exists = (index > 0).then(|| k.lt(own, units));
+                let at = Addr::<Global>::of(k.mul_wide_add(own, UNIT, from));
+                guarded(k, exists, &mut |k| loaded.push((exists, own, k.load_vector(at))));
+            }
             for (exists, own, piece) in loaded {
                 let at = Addr::<Global>::of(k.mul_wide_add(own, UNIT, to));
-                k.when(exists, |k| k.store_vector(at, piece));
+                guarded(k, exists, &mut |k| k.store_vector(at, piece));
             }
             let next = k.mul_add(threads, TOGETHER, unit);
             k.set(unit, next);

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload

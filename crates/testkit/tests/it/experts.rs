@@ -7,6 +7,7 @@ use gpu::KernelSpec;
 use gpu::expand::Float;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
+use gpu::experts::fetch::FetchSpec;
 use gpu::experts::place::{self, AWAY, PlaceSpec};
 use gpu::experts::route::{self, Grouped, RouteSpec, Score};
 use gpu::experts::send::SendSpec;
@@ -835,6 +836,48 @@ fn sending(weights: bool) -> Trial {
     };
     let launch = Invocation { grid: [tokens as u32, 1, 1], args };
     Trial { kernel: built(spec).unwrap(), gpu, launch, result: sent, verify: Box::new(verify) }
+}
+
+// Fetching.
+
+/// A lot of three experts of seven numbers, of which the second has no rows, or of one that has; so many units of each.
+fn fetching(lot: usize, units: usize, blocks: u32) -> Trial {
+    let (numbers, first, stride) = (7usize, 2usize, 4 * units + 8);
+    let rows = [0u32, 3, 5, 9, 9, 30, 31, 31];
+    let tiles = [0u32, 1, 2, 3, 3, 6, 7, 7];
+    let (mut gpu, spec) = (device(), FetchSpec { numbers: numbers as u32, lot: lot as u32 });
+    let words: Vec<u32> = (0..(lot * stride) as u32).map(|at| at.wrapping_mul(0x9E37_79B9)).collect();
+    // It begins when what is before it is done.
+    let layout = gpu.upload("layout", bytemuck::cast_slice(&[rows, tiles].concat()));
+    let source = gpu.upload("on the host", bytemuck::cast_slice(&words));
+    let cut = gpu.alloc("the lot's layout", 8 * (lot + 1));
+    let slots = gpu.upload("slots", &vec![0xEE; 16 * units * lot]);
+    let mut args: Vec<Arg> = [layout, cut, source, slots].map(Arg::from).to_vec();
+    args.extend([first, 4 * stride, units].map(|number| Arg::U32(number as u32)));
+    let verify = move |gpu: &Gpu| {
+        let own = |array: [u32; 8], from: u32| array[first..=first + lot].iter().map(|x| x - from).collect::<Vec<_>>();
+        expect(gpu, cut, "layout", &[own(rows, 0), own(tiles, tiles[first])].concat())?;
+        let word = |at: usize| {
+            let (expert, inside) = (at / (4 * units), at % (4 * units));
+            let asked_for = rows[first + expert] < rows[first + expert + 1];
+            if asked_for { words[expert * stride + inside] } else { 0xEEEE_EEEE }
+        };
+        expect(gpu, slots, "word", &(0..4 * units * lot).map(word).collect::<Vec<_>>())
+    };
+    let launch = Invocation { grid: [blocks, 1, 1], args };
+    Trial { kernel: built(spec).unwrap(), gpu, launch, result: cut, verify: Box::new(verify) }
+}
+
+#[test]
+fn weights_of_experts_with_rows_are_brought_over_and_no_others() {
+    fetching(3, 4200, 1).passes("more than a block asks for at a time");
+    fetching(3, 700, 2).passes("two blocks");
+    fetching(1, 1, 16).passes("one unit");
+}
+
+#[test]
+fn mutants_of_the_fetch_are_caught() {
+    mutants_are_caught(&[fetching(3, 700, 2), fetching(3, 4200, 1)]);
 }
 
 #[test]
