@@ -2,10 +2,13 @@
 same host.
 
     python benchmarks/h200/two_places.py RESULT.json [--ggml FOLDER] [--percent 0,25,50,75,100] [--tokens 1,8,64,512]
+    [--models qwen3-30b,qwen3-235b,deepseek-v3]
 
-First, small layers are compared with float64 wherever their experts lie. Then layers of Qwen3-235B and DeepSeek-V3 are
-timed with parts of their experts on the GPU: twelve routings in turn (three with many tokens), events on the stream,
-and a program that sleeps while it waits, since one that spins takes a core from the host's experts.
+First, small layers are compared with float64 wherever their experts lie. Then layers are timed with parts of their
+experts on the GPU: twelve routings in turn (three with many tokens), events on the stream, and a program that sleeps
+while it waits, since one that spins takes a core from the host's experts. Each is timed twice: with the processor
+computing experts that are not on the GPU, and with their weights brought over (`stream=1`), whose results must be those
+of a layer with all experts on the GPU to the bit, and near those of the processor's.
 
 llama.cpp leaves whole layers' experts to the host (`--cpu-moe`, `--n-cpu-moe`), so of a model with a part p of its
 experts on the GPU it computes a part 1 - p of the layers there. Where `--ggml` names a folder with ggml's shared
@@ -31,7 +34,7 @@ from adapters import TOP, matrix, merged, routing
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from beside import GGML_TYPES, Ggml  # noqa: E402
 
-MODELS = {"qwen3-235b": (128, 4096, 1536), "deepseek-v3": (256, 7168, 2048)}
+MODELS = {"qwen3-30b": (128, 2048, 768), "qwen3-235b": (128, 4096, 1536), "deepseek-v3": (256, 7168, 2048)}
 
 
 def layer_of(pool, experts, percent, **options):
@@ -51,17 +54,28 @@ def check():
     """Whether layers are right wherever their experts lie, and the same twice."""
     pool, worst = pool_of(4, 512, 256), 0.0
     for percent in (0, 25, 50, 100):
-        layer = layer_of(pool, 32, percent, intermediate="f32")
-        for tokens in (1, 7, 40):
-            x, (ids, weights, _) = torch.randn(tokens, 512, device="cuda"), routing(32, tokens)
-            found, again = layer(x, ids, weights), layer(x, ids, weights)
-            expected = merged(pool, [], x, ids, weights, [-1] * tokens)
-            error = ((found.double() - expected).norm() / expected.norm()).item()
-            worst = max(worst, error)
-            if not error < 1e-5 or not torch.equal(found, again):
-                sys.exit(f"{percent} %, {tokens} tokens: {error} is off by more than 1e-5, or the second call differs")
+        for stream in (False, 1):
+            layer = layer_of(pool, 32, percent, intermediate="f32", stream=stream)
+            for tokens in (1, 7, 40):
+                x, (ids, weights, _) = torch.randn(tokens, 512, device="cuda"), routing(32, tokens)
+                found, again = layer(x, ids, weights), layer(x, ids, weights)
+                expected = merged(pool, [], x, ids, weights, [-1] * tokens)
+                error = ((found.double() - expected).norm() / expected.norm()).item()
+                worst = max(worst, error)
+                if not error < 1e-5 or not torch.equal(found, again):
+                    sys.exit(f"{percent} %, {tokens} tokens: {error} is off by more than 1e-5, or the second call differs")
     print(f"layers in two places against float64: {worst:.2e}", flush=True)
     return worst
+
+
+def check_brought(pool, experts, percent, tokens):
+    """Whether weights that are brought over give the bits of a layer on the GPU, and nearly those of the processor."""
+    x, (ids, weights, _) = torch.randn(tokens, pool[0][2].codes.shape[0], device="cuda").bfloat16(), routing(experts, tokens)
+    whole, brought, divided = (layer_of(pool, experts, part, stream=stream)(x, ids, weights) for part, stream in ((100, False), (percent, 1), (percent, False)))
+    difference = ((brought.double() - divided.double()).norm() / divided.double().norm()).item()
+    if not torch.equal(whole, brought) or not difference < 1e-2:
+        sys.exit(f"{percent} %, {tokens} tokens: weights that were brought over give other results; {difference} from the processor's")
+    return difference
 
 
 def seconds_of(layer, experts, hidden, tokens):
@@ -147,29 +161,35 @@ def main():
     parser.add_argument("--ggml", type=Path)
     parser.add_argument("--percent", default="0,25,50,75,100")
     parser.add_argument("--tokens", default="1,8,64,512")
+    parser.add_argument("--models", default=",".join(MODELS))
     options = parser.parse_args()
     all_tokens = [int(tokens) for tokens in options.tokens.split(",")]
     torch.manual_seed(2)
     record = {"device": torch.cuda.get_device_name(), "float64": check(), "rows": [], "ggml": {}}
-    for name, (experts, hidden, inner) in MODELS.items():
+    for name, (experts, hidden, inner) in ((name, MODELS[name]) for name in options.models.split(",")):
         if options.ggml:
             theirs = OnHost(options.ggml, 16, experts, hidden, inner)
             record["ggml"][name] = {tokens: theirs.seconds(tokens) for tokens in all_tokens}
             theirs.base.ggml_free(ctypes.c_void_p(theirs.context))
             print(f"{name}: ggml alone, µs:", {t: round(s * 1e6) for t, s in record["ggml"][name].items()}, flush=True)
         pool = pool_of(2, hidden, inner)
-        for percent in map(int, options.percent.split(",")):
+        for percent, stream in [(part, way) for part in map(int, options.percent.split(",")) for way in ((False, 1) if part < 100 else (False,))]:
             begun = time.perf_counter()
-            layer = layer_of(pool, experts, percent)
+            layer = layer_of(pool, experts, percent, stream=stream)
             loaded = time.perf_counter() - begun
             resident = experts if layer.resident is None else len(layer.resident)
+            way = "brought over" if stream else "the processor's"
+            if stream:
+                record["planned"] = layer_of(pool, experts, percent, stream=True).streams_from
+                difference = check_brought(pool, experts, percent, max(all_tokens))
+                print(f"{name}: the same bits as on the GPU, {difference:.1e} from the processor's; planned from {record['planned']} rows on", flush=True)
             for tokens in all_tokens:
                 seconds = seconds_of(layer, experts, hidden, tokens)
-                row = {"model": name, "resident": resident, "experts": experts, "tokens": tokens, "seconds": seconds, "loaded": loaded}
+                row = {"model": name, "resident": resident, "experts": experts, "way": way, "tokens": tokens, "seconds": seconds, "loaded": loaded}
                 bound = record["ggml"].get(name, {}).get(tokens, 0.0) * (1 - resident / experts)
                 row |= {"ggml": bound, "ratio": bound / seconds}
                 record["rows"].append(row)
-                print(f"{name} | {resident} of {experts} | {tokens} | {seconds * 1e6:.0f} µs | {bound * 1e6:.0f} | {row['ratio']:.2f} | {loaded:.1f} s", flush=True)
+                print(f"{name} | {resident} of {experts} | {way} | {tokens} | {seconds * 1e6:.0f} µs | {bound * 1e6:.0f} | {row['ratio']:.2f} | {loaded:.1f} s", flush=True)
                 options.result.write_text(json.dumps(record, indent=1))
             del layer
 

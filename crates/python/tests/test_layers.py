@@ -134,6 +134,18 @@ def test_a_processor_has_all_experts_whatever_a_gpu_may_hold(arrays, x, logits):
             call()
 
 
+def test_from_so_many_rows_on_weights_are_brought_to_the_gpu(arrays, x, logits):
+    asked = {"routing": "softmax-renorm", "top_k": 2, "backend": "sim", "threads": 1}
+    divided = {"gpu_bytes": 1, **asked}
+    there, here = (Experts.from_arrays(*arrays, **options)(x, logits) for options in (asked, divided))
+    assert Experts.from_arrays(*arrays, **divided).streams_from is None
+    assert (Experts.from_arrays(*arrays, stream=True, **divided).streams_from or 1) > 0
+    for rows, expected in ((2 * len(x), there), (2 * len(x) + 1, here)):
+        layer = Experts.from_arrays(*arrays, stream=rows, **divided)
+        assert layer.streams_from == rows and layer.resident == []
+        assert np.array_equal(layer(x, logits), expected)
+
+
 class Divided:
     """The native half of a layer in two places: it notes what moves."""
 
