@@ -180,9 +180,8 @@ def main():
             resident = experts if layer.resident is None else len(layer.resident)
             way = "brought over" if stream else "the processor's"
             if stream:
-                record["planned"] = layer_of(pool, experts, percent, stream=True).streams_from
                 difference = check_brought(pool, experts, percent, max(all_tokens))
-                print(f"{name}: the same bits as on the GPU, {difference:.1e} from the processor's; planned from {record['planned']} rows on", flush=True)
+                print(f"{name}: the same bits as on the GPU, {difference:.1e} from the processor's", flush=True)
             for tokens in all_tokens:
                 seconds = seconds_of(layer, experts, hidden, tokens)
                 row = {"model": name, "resident": resident, "experts": experts, "way": way, "tokens": tokens, "seconds": seconds, "loaded": loaded}

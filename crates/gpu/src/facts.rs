@@ -164,10 +164,6 @@ const BLACKWELL_MMA_CYCLES: f64 = 11.3;
 /// measured with `bench --backend cuda` on an H200 behind PCIe 5.
 const HOST_BANDWIDTH: f64 = 10e9;
 
-/// Bytes per second that a device reads from page-locked memory of its host, over PCIe 5: what weights that are brought
-/// over are priced with.
-pub const PINNED_BANDWIDTH: f64 = 50e9;
-
 /// A device as its maker describes it.
 struct Listed {
     name: &'static str,

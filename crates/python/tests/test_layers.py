@@ -139,7 +139,7 @@ def test_from_so_many_rows_on_weights_are_brought_to_the_gpu(arrays, x, logits):
     divided = {"gpu_bytes": 1, **asked}
     there, here = (Experts.from_arrays(*arrays, **options)(x, logits) for options in (asked, divided))
     assert Experts.from_arrays(*arrays, **divided).streams_from is None
-    assert (Experts.from_arrays(*arrays, stream=True, **divided).streams_from or 1) > 0
+    assert Experts.from_arrays(*arrays, stream=True, **divided).streams_from == 8 * E
     for rows, expected in ((2 * len(x), there), (2 * len(x) + 1, here)):
         layer = Experts.from_arrays(*arrays, stream=rows, **divided)
         assert layer.streams_from == rows and layer.resident == []

@@ -358,9 +358,6 @@ fn timing() -> Result<Value> {
         let seed = model.instance(1, Activation::BF16, 2, 1)?;
         let weights = seed.weights()?;
         let whole = Experts::new(&engine, &weights, LayerOptions::default())?;
-        let planned = LayerOptions { stream: Streaming::Planned, ..divided(&seed, Intermediate::Tokens, experts - 1)? };
-        let from = Experts::new(&engine, &weights, planned)?.streams_from();
-        println!("{name}: by the cost model weights are brought over from {from:?} rows on");
         let ways = wanted("PERCENT", &[0, 25, 50, 75, 100]).into_iter().flat_map(|percent| {
             let ways = if percent < 100 { &[Streaming::Never, Streaming::From(1)][..] } else { &[Streaming::Never] };
             ways.iter().map(move |&way| (percent, way))

@@ -103,12 +103,12 @@ fn copy(k: &mut Builder, [from, to]: [Reg<U64>; 2], (place, threads): (Reg<U32>,
                 Some(exists) => k.when(exists, |k| act(k)),
                 None => act(k),
             };
-            let mut loaded: Vec<(Option<Pred>, Reg<U32>, [Reg<U32>; 4])> = Vec::new();
+            let mut loaded = Vec::new();
             for index in 0..TOGETHER {
                 let own = k.mul_add(threads, index, unit);
                 let exists = (index > 0).then(|| k.lt(own, units));
                 let at = Addr::<Global>::of(k.mul_wide_add(own, UNIT, from));
-                guarded(k, exists, &mut |k| loaded.push((exists, own, k.load_vector(at))));
+                guarded(k, exists, &mut |k| loaded.push((exists, own, k.load_vector::<U32, _, 4>(at))));
             }
             for (exists, own, piece) in loaded {
                 let at = Addr::<Global>::of(k.mul_wide_add(own, UNIT, to));

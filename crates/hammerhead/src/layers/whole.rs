@@ -4,7 +4,6 @@ use std::any::Any;
 use std::sync::Arc;
 
 use format::Dense;
-use gpu::facts::PINNED_BANDWIDTH;
 use gpu::host::HostExperts;
 use op::{
     Activation, Backend, Error, ExpertWeights, LayerOperands, LayerSpec, LoadedLayer, Output, Result, Routed, Split,
@@ -47,7 +46,7 @@ impl WholeLayer {
             let of_host = |resident: Vec<u32>| {
                 let host = ProcessorExperts::new(engine, weights.experts(), weights.gate(), sizes.options)?;
                 let host = Arc::new(host);
-                let stream_from = stream_from(engine, sizes, host.packed_bytes() / sizes.experts)?;
+                let stream_from = stream_from(sizes.options.stream, sizes.experts);
                 Ok::<_, Error>((Split { resident, host: Arc::<ProcessorExperts>::clone(&host), stream_from }, host))
             };
             let (split, host) = resident.map(of_host).transpose()?.unzip();
@@ -128,33 +127,21 @@ impl WholeLayer {
     }
 }
 
-/// The most tokens for which it is asked whether weights should rather be brought over.
-const MOST_TOKENS: usize = 1 << 16;
+/// Rows per expert, on average, from which on weights are rather brought over.
+///
+/// The bus takes a time per byte of an expert's weights, and the processor a time per byte and row, so their sizes and
+/// how many the device holds do not matter. On 16 cores with AMX behind PCIe 5 both took as long with 9 to 11 rows for
+/// layers of three models alone, and with fewer in a whole model, where the processor has more to do
+/// (benchmarks/h200). What the planner predicts of the processor's products was tried, and is too little by far.
+const PLANNED_ROWS: usize = 8;
 
-/// Rows from which on a device brings weights over, if it does, where experts have so many bytes. By the cost model
-/// that is the least power of two of tokens, with eight experts each, which the processor should take longer for than
-/// the weights of the experts that so many ask for by chance take over the bus. Both grow alike with the experts that
-/// the device does not hold, so their number does not matter.
-fn stream_from(engine: &Engine, sizes: &Sizes, expert_bytes: usize) -> Result<Option<usize>> {
-    let top = TYPICAL_TOP.min(sizes.experts);
-    match sizes.options.stream {
-        Streaming::Never => return Ok(None),
-        Streaming::From(rows) => return Ok(Some(rows)),
-        Streaming::Planned => {}
+/// Rows from which on a device brings weights over, if it does, in a layer of so many experts.
+fn stream_from(stream: Streaming, experts: usize) -> Option<usize> {
+    match stream {
+        Streaming::Never => None,
+        Streaming::Planned => Some(PLANNED_ROWS * experts),
+        Streaming::From(rows) => Some(rows),
     }
-    let processor = engine.processor()?;
-    let mut tokens = 1;
-    while tokens <= MOST_TOKENS {
-        let computed = sizes.problem(tokens, top, (Activation::BF16, Output::BF16))?;
-        let computing = processor.product_seconds(&computed).unwrap_or(f64::INFINITY);
-        let left_alone = (1.0 - top as f64 / sizes.experts as f64).powf(tokens as f64);
-        let asked_for = sizes.experts as f64 * (1.0 - left_alone);
-        if computing > asked_for * expert_bytes as f64 / PINNED_BANDWIDTH {
-            return Ok(Some(tokens * top));
-        }
-        tokens *= 2;
-    }
-    Ok(None)
 }
 
 /// The experts that go into so many bytes of a device's memory, the first ones, beside what is always there; none where

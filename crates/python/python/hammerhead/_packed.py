@@ -94,7 +94,7 @@ class LayerOptions(EngineOptions, total=False):
 
     stream: bool | int
     """Whether the GPU computes those experts itself in calls with many rows (tokens times experts of each), with weights that it brings
-    over for the while: never (if not given), from as many rows on as the cost model says (``True``), or from so many rows on. What it
+    over for the while: never (if not given), from eight rows per expert on (``True``), or from so many rows on. What it
     brings takes as much of the host's memory again as all experts do, page-locked."""
 
 
