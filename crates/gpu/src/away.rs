@@ -69,8 +69,8 @@ struct Store {
 }
 
 impl AwayExperts {
-    /// The table of a device whose slots hold these experts, of so many in all. Calls with as many rows as `stream_from`
-    /// says bring weights over; where there is no memory for that, none do.
+    /// The table of a device whose slots hold these experts, of so many in all. Calls with as many rows as
+    /// `stream_from` says bring weights over; where there is no memory for that, none do.
     pub fn new(
         device: usize,
         shape: &LayerShape,

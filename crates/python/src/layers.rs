@@ -31,8 +31,8 @@ type NamedMlp = (Projection, Option<Projection>, Projection);
 /// The gate's name and its limit.
 type GateParts = (String, Option<f32>);
 /// What all whole layers can be asked for: what stands between the products, what operands are rounded to, whether
-/// results may depend on the token alone, the bytes that rows may take, those that weights may take on a GPU, and whether
-/// others are brought there and from how many rows on; then backend, threads and configuration.
+/// results may depend on the token alone, the bytes that rows may take, those that weights may take on a GPU, and
+/// whether others are brought there and from how many rows on; then backend, threads and configuration.
 type OptionParts = (
     String,
     String,

@@ -43,9 +43,9 @@ impl Portable for FetchSpec {
     }
 }
 
-/// Builds the kernel. Its arguments, in order: the layout of all numbers, where the lot's goes, the weights of the lot's
-/// first expert in the host's memory, where they go, the lot's first number, bytes from one expert's weights to the
-/// next one's in the host's memory, and units of each, which lie without gaps where they go.
+/// Builds the kernel. Its arguments, in order: the layout of all numbers, where the lot's goes, the weights of the
+/// lot's first expert in the host's memory, where they go, the lot's first number, bytes from one expert's weights to
+/// the next one's in the host's memory, and units of each, which lie without gaps where they go.
 pub fn kernel(spec: FetchSpec, target: Target) -> Result<Kernel, Error> {
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };
     let mut k = Builder::new("fetch", target, launch);

@@ -130,9 +130,9 @@ impl WholeLayer {
 /// Rows per expert, on average, from which on weights are rather brought over.
 ///
 /// The bus takes a time per byte of an expert's weights, and the processor a time per byte and row, so their sizes and
-/// how many the device holds do not matter. On 16 cores with AMX behind PCIe 5 both took as long with 9 to 11 rows for
-/// layers of three models alone, and with fewer in a whole model, where the processor has more to do
-/// (benchmarks/h200). What the planner predicts of the processor's products was tried, and is too little by far.
+/// how many the device holds do not matter. On 16 cores with AMX behind PCIe 5 both take as long with 9 to 11 rows for
+/// layers alone, and with fewer in a whole model, where the processor has more to do (benchmarks/h200). What the
+/// planner predicts of the processor's products was tried, and is too little by far.
 const PLANNED_ROWS: usize = 8;
 
 /// Rows from which on a device brings weights over, if it does, in a layer of so many experts.
