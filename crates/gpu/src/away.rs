@@ -11,10 +11,10 @@
 //! thread.
 //!
 //! **Many rows.** The host computes a row in a time of its own, but weights need be brought to the device once for any
-//! number of rows. So where a call has at least so many rows as the layer's [`Split`](op::Split) says, the host computes
-//! nothing: the device brings over the weights of experts that it does not hold, as [`crate::experts::lots`] describes,
-//! from a second copy of all experts in the host's memory, in the device's layout. What decides is the number of tokens
-//! times the experts of each and nothing else, so that it is known when a call is queued or captured.
+//! number of rows. So where a call has at least so many rows as the layer's [`Split`](op::Split) says, the host
+//! computes nothing: the device brings over the weights of experts that it does not hold, as [`crate::experts::lots`]
+//! describes, from a second copy of all experts in the host's memory, in the device's layout. What decides is the
+//! number of tokens times the experts of each and nothing else, so that it is known when a call is queued or captured.
 //!
 //! **Bits.** A row's bits depend on where its expert is computed, since host and device add in different orders; while
 //! the placement stays, they are the same every time. With as many rows as above, all are computed on the device, and
