@@ -11,7 +11,7 @@
 //! thread.
 //!
 //! **Many rows.** The host computes a row in a time of its own, but weights need be brought to the device once for any
-//! number of rows. So where a call has at least so many rows as the layer's [`Split`](op::Split) says, the host
+//! number of rows. So where a call has at least so many rows as the layer's [`Split`] says, the host
 //! computes nothing: the device brings over the weights of experts that it does not hold, as [`crate::experts::lots`]
 //! describes, from a second copy of all experts in the host's memory, in the device's layout. What decides is the
 //! number of tokens times the experts of each and nothing else, so that it is known when a call is queued or captured.
