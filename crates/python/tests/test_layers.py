@@ -134,16 +134,11 @@ def test_a_processor_has_all_experts_whatever_a_gpu_may_hold(arrays, x, logits):
             call()
 
 
-def test_from_so_many_rows_on_weights_are_brought_to_the_gpu(arrays, x, logits):
-    asked = {"routing": "softmax-renorm", "top_k": 2, "backend": "sim", "threads": 1}
-    divided = {"gpu_bytes": 1, **asked}
-    there, here = (Experts.from_arrays(*arrays, **options)(x, logits) for options in (asked, divided))
-    assert Experts.from_arrays(*arrays, **divided).streams_from is None
-    assert Experts.from_arrays(*arrays, stream=True, **divided).streams_from == 8 * E
-    for rows, expected in ((2 * len(x), there), (2 * len(x) + 1, here)):
-        layer = Experts.from_arrays(*arrays, stream=rows, **divided)
-        assert layer.streams_from == rows and layer.resident == []
-        assert np.array_equal(layer(x, logits), expected)
+@pytest.mark.parametrize(("said", "meant"), [(False, (False, None)), (True, (True, None)), (700, (True, 700))])
+def test_whether_weights_are_brought_to_a_gpu_is_asked_for_and_kept(arrays, said, meant):
+    layer = Experts.from_arrays(*arrays, backend="scalar", gpu_bytes=0, stream=said)
+    assert layer._layer.options[5] == meant
+    assert layer.streams_from is None, "a processor has all experts"
 
 
 class Divided:
