@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use crate::matrix::{check_k, check_length};
-use crate::{Error, MX_BLOCK, Result, e4m3};
+use crate::{Error, MX_BLOCK, Result, Scaling, e4m3};
 
 /// The sides of blocks, in elements of a row, are multiples of this.
 const BLOCK_STEP: usize = 32;
@@ -126,6 +126,17 @@ impl<'a> Fp8Matrix<'a> {
     /// What they are multiplied with.
     pub fn scales(&self) -> &Fp8Scales<'a> {
         &self.scales
+    }
+
+    /// How they share scales where they were packed: blocks are cut at every 64 elements, or at every 32 where they end
+    /// between those.
+    pub fn scaling(&self) -> Scaling {
+        match &self.scales {
+            Fp8Scales::Matrix(_) | Fp8Scales::Rows(_) => Scaling::Fp8,
+            Fp8Scales::Mx(_) => Scaling::MxFp8,
+            Fp8Scales::Blocks { block: [_, width], .. } if width.is_multiple_of(2 * BLOCK_STEP) => Scaling::Fp8By64,
+            Fp8Scales::Blocks { .. } => Scaling::Fp8By32,
+        }
     }
 
     /// Elements of a row that share a scale.

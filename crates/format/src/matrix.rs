@@ -14,7 +14,7 @@ use std::fmt;
 use crate::error::usable;
 use crate::{BLOCK, Error, GlobalScale, MX_BLOCK, Result, e2m1, e4m3};
 
-/// How the codes of a matrix share scales.
+/// How the codes of a matrix share scales; of FP8 matrices, how they do where they were packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scaling {
     /// NVFP4: an e4m3 number for 16 elements.
@@ -24,6 +24,14 @@ pub enum Scaling {
     MxFp4,
     /// The same over more powers of two. Codes times scales are exact in bfloat16 and f32, but not in f16.
     WideMxFp4,
+    /// FP8 whose scales, of rows or of the whole matrix, multiply finished sums.
+    Fp8,
+    /// MXFP8: a power of two for 32 elements.
+    MxFp8,
+    /// FP8 in blocks: a number for 64 elements, which multiplies the sum of their products.
+    Fp8By64,
+    /// The same with a number for 32 elements.
+    Fp8By32,
 }
 
 impl Scaling {
@@ -34,11 +42,28 @@ impl Scaling {
     pub const fn block(self) -> usize {
         match self {
             Scaling::NvFp4 => BLOCK,
-            Scaling::MxFp4 | Scaling::WideMxFp4 => MX_BLOCK,
+            Scaling::MxFp4 | Scaling::WideMxFp4 | Scaling::MxFp8 | Scaling::Fp8By32 => MX_BLOCK,
+            Scaling::Fp8By64 => 2 * MX_BLOCK,
+            Scaling::Fp8 => usize::MAX,
         }
     }
 
-    /// Whether scales are powers of two for 32 elements.
+    /// Bytes of a row of `k` elements with its scales.
+    pub const fn row_bytes(self, k: usize) -> usize {
+        match self {
+            Scaling::NvFp4 | Scaling::MxFp4 | Scaling::WideMxFp4 => k / 2 + k / self.block(),
+            Scaling::Fp8 => k,
+            Scaling::MxFp8 => k + k / MX_BLOCK,
+            Scaling::Fp8By64 | Scaling::Fp8By32 => k + size_of::<f32>() * k.div_ceil(self.block()),
+        }
+    }
+
+    /// Whether elements are e4m3 numbers.
+    pub const fn is_fp8(self) -> bool {
+        matches!(self, Scaling::Fp8 | Scaling::MxFp8 | Scaling::Fp8By64 | Scaling::Fp8By32)
+    }
+
+    /// Whether scales are powers of two for 32 codes of four bits.
     pub const fn is_mx(self) -> bool {
         matches!(self, Scaling::MxFp4 | Scaling::WideMxFp4)
     }
@@ -57,6 +82,10 @@ impl fmt::Display for Scaling {
             Scaling::NvFp4 => "nvfp4",
             Scaling::MxFp4 => "mxfp4",
             Scaling::WideMxFp4 => "mxfp4 over many powers of two",
+            Scaling::Fp8 => "fp8",
+            Scaling::MxFp8 => "mxfp8",
+            Scaling::Fp8By64 => "fp8 with scales for 64",
+            Scaling::Fp8By32 => "fp8 with scales for 32",
         })
     }
 }

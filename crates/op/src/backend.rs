@@ -8,8 +8,9 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use format::Scaling;
+use format::{Fp8Matrix, Scaling};
 
+use crate::fp8::Segments;
 use crate::{
     Activation, Activations, Arithmetic, Choose, Config, Error, LayerSpec, LoadedLayer, Precision, Problem, Result,
     Setting, Target, Team, Weights,
@@ -188,6 +189,32 @@ pub unsafe trait Backend: Send + Sync {
     /// Lays weights out for this backend. A run takes tokens that were multiplied with the weights' input scales. Done
     /// once, on a team's threads; the result serves every problem with these weights.
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>>;
+
+    /// Lays an FP8 matrix and its bias out for this backend, where it computes plain products with such weights like
+    /// any others.
+    fn prepack_fp8(
+        &self,
+        _matrix: &Fp8Matrix<'_>,
+        _bias: Option<&[f32]>,
+        _team: &Team,
+    ) -> Result<Arc<dyn PackedWeights>> {
+        Err(Error::Unavailable {
+            backend: self.name(),
+            reason: "it does not compute with FP8 weights".to_owned(),
+            remedy: "ask for the backend 'cpu' or 'cuda', or expand the weight".to_owned(),
+        })
+    }
+
+    /// What [`Backend::prepack_fp8`] has packed, read back: the same numbers and bias, and scales that are worth the
+    /// same.
+    fn unpack_fp8(&self, packed: &dyn PackedWeights) -> Result<(Fp8Matrix<'static>, Option<Vec<f32>>)> {
+        Err(Error::Layout { backend: self.name(), found: packed.layout(), expected: "FP8 weights that it has packed" })
+    }
+
+    /// Where it multiplies sums with scales of their own, of FP8 weights that are packed so and tokens of such a type.
+    fn fp8_segments(&self, _scaling: Scaling, _activation: Activation) -> Segments {
+        Segments::Blocks
+    }
 
     /// Bytes that each expert of a layer takes where this backend computes it, and those of its shared one; nothing
     /// where it does not compute layers of that kind whole.

@@ -292,6 +292,15 @@ pub enum Error {
         tokens: String,
     },
 
+    /// FP8 weights in anything but a plain product of exact tokens.
+    #[error(
+        "weights in {scaling} are for plain products (gate 'none') of tokens that are not rounded, one layer at a time"
+    )]
+    Fp8Weights {
+        /// The weights' kind.
+        scaling: format::Scaling,
+    },
+
     /// An NVFP4 intermediate before weights that want it multiplied first.
     #[error(
         "expert {expert}: its down projection has an input scale, and an nvfp4 intermediate is not multiplied with one before it is quantised; take intermediate=tokens or f32, or load the weights without the input scale"

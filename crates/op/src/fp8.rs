@@ -8,6 +8,9 @@
 //! which rounds again. That grants, for s segments of K and ε = 2⁻²⁴, ε·(Σ|a·w| + s·P) more, where P is the largest sum
 //! on the way. Where sums are exact with the scales multiplied in, they are exact, and nothing more is granted.
 //!
+//! A backend may end a segment earlier than its scale does: GPUs multiply sums of at most 64 of K with a scale, and in
+//! that way also MXFP8's before f16 tokens ([`Segments`]). Each of those counts as a segment.
+//!
 //! Scales of one row may span [`SPREAD`] powers of two, so that none of its numbers leaves the range of bf16 or f32
 //! beside the others. Rows among each other may span as many as they like.
 
@@ -51,12 +54,32 @@ impl RowScales {
     }
 }
 
+/// Where a backend multiplies sums with scales of their own, and adds them up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segments {
+    /// At the end of every block.
+    Blocks,
+    /// At every so many elements of K, whatever shares a scale.
+    Every(usize),
+}
+
+impl Segments {
+    /// How many sums of an element are multiplied with a scale of their own.
+    fn count(self, matrix: &Fp8Matrix<'_>) -> usize {
+        match (self, matrix.scales()) {
+            (Segments::Every(stretch), _) => matrix.k().div_ceil(stretch),
+            (Segments::Blocks, Fp8Scales::Blocks { .. }) => matrix.k().div_ceil(matrix.segment()),
+            (Segments::Blocks, _) => 0,
+        }
+    }
+}
+
 /// All of C row by row, as a backend that adds up in this way may have it before its cast.
 pub fn bounded(
     tokens: &Dense<'_>,
     matrix: &Fp8Matrix<'_>,
     bias: Option<&[f32]>,
-    arithmetic: Arithmetic,
+    (arithmetic, segments): (Arithmetic, Segments),
 ) -> Result<Vec<Bounded>> {
     let rows: Vec<Row> = (0..tokens.rows())
         .map(|row| {
@@ -76,10 +99,7 @@ pub fn bounded(
         let (codes, factors): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
         columns.push((Row::scaled(&codes, &factors), scales));
     }
-    let segments = match matrix.scales() {
-        Fp8Scales::Blocks { .. } => matrix.k().div_ceil(matrix.segment()),
-        _ => 0,
-    };
+    let segments = segments.count(matrix);
     let global = tokens.global().value();
     let element = |token: &Row, (column, scales): &(Row, RowScales), bias: f32| {
         // The roundings of segments are granted here, not those of an input scale.
@@ -112,7 +132,7 @@ mod tests {
         let scales = Fp8Scales::Blocks { block: [1, 32], scales: vec![3.0, 0.5].into() };
         let matrix = Fp8Matrix::new(1, 64, codes, scales).unwrap();
         let tokens = Dense::new(1, 64, vec![0.5f32; 64], 2.0).unwrap();
-        let found = bounded(&tokens, &matrix, Some(&[1.0]), Arithmetic::Fused).unwrap();
+        let found = bounded(&tokens, &matrix, Some(&[1.0]), (Arithmetic::Fused, Segments::Blocks)).unwrap();
         assert_eq!(found[0].value, 32.0 * 3.0 - 64.0 * 0.5 + 1.0);
         assert!(found[0].error < 1e-4);
     }

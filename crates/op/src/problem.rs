@@ -219,6 +219,9 @@ impl Problem {
             let tokens = if self.precision == Precision::Fp8 { "fp8".to_owned() } else { self.activation.to_string() };
             return Err(Error::WideScales { tokens });
         }
+        if scaling.is_fp8() && (self.matrices() > 1 || self.whole.is_some() || self.precision == Precision::Fp8) {
+            return Err(Error::Fp8Weights { scaling });
+        }
         Ok(Self { scaling, ..self })
     }
 
@@ -277,7 +280,7 @@ impl Problem {
     /// The fewest bytes that must move: each weight and activation read once, each output written once. Groups without
     /// tokens cost nothing.
     pub fn bytes(&self) -> f64 {
-        let matrix = |n: usize, k: usize| n * (k / 2 + k / self.scaling.block());
+        let matrix = |n: usize, k: usize| n * self.scaling.row_bytes(k);
         let rows = |m: usize, k: usize, n: usize| m * (self.activation.row_bytes(k) + n * self.output.bytes());
         let groups = self.groups.iter().filter(|s| s.m > 0);
         let weights = groups.clone().map(|s| {
