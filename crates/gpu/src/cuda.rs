@@ -12,6 +12,8 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use format::{Fp8Matrix, Scaling};
+use op::fp8::Segments;
 use op::{
     Activation, Activations, Arithmetic, Backend, Choose, Config, Cost, Error, LayerSpec, LoadedLayer, Operands,
     PackedWeights, Problem, Result, Setting, Team, Weights,
@@ -23,6 +25,7 @@ use super::experts::shape::LayerShape;
 use super::facts::Facts;
 use super::families::{self, Choice};
 use super::family::Family;
+use super::fp8;
 use super::host::HostExperts;
 use super::launches::bytes_of;
 use super::operands::{DeviceOutput, DeviceTokens};
@@ -203,6 +206,18 @@ unsafe impl Backend for Cuda {
 
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>> {
         Ok(Arc::new(DeviceWeights::new(Device::of(self.device)?, weights, team)?))
+    }
+
+    fn prepack_fp8(&self, matrix: &Fp8Matrix<'_>, bias: Option<&[f32]>, team: &Team) -> Result<Arc<dyn PackedWeights>> {
+        Ok(Arc::new(DeviceWeights::of_fp8(Device::of(self.device)?, matrix, bias, team)?))
+    }
+
+    fn unpack_fp8(&self, packed: &dyn PackedWeights) -> Result<(Fp8Matrix<'static>, Option<Vec<f32>>)> {
+        DeviceWeights::on(packed, Device::of(self.device)?)?.unpacked_fp8()
+    }
+
+    fn fp8_segments(&self, scaling: Scaling, activation: Activation) -> Segments {
+        fp8::segments(scaling, activation)
     }
 
     fn layer_bytes(&self, layer: &LayerSpec<'_>) -> Option<[usize; 2]> {

@@ -29,6 +29,8 @@ pub struct GroupOperands {
     pub token_scales: u64,
     /// The exponents of what each matrix's scales are multiplied with before weights are rounded to e4m3, if they are.
     pub lifts: [u32; 2],
+    /// The factors of C's columns, where FP8 weights have them.
+    pub column_factors: u64,
     /// Bytes from one part of the tokens to the next, where they have several.
     pub part_bytes: u64,
     /// C, `[m, n]`.

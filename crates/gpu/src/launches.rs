@@ -7,6 +7,7 @@ use format::{Dense, GlobalScale, Values};
 
 use super::expand::{Float, TokenForm};
 use super::expansion::{self, Segment};
+use super::families;
 use super::family::{Family, GroupOperands};
 use super::launch::Launch;
 use super::packed::PackedGroup;
@@ -58,7 +59,8 @@ pub(super) fn dense_bytes<'a>(dense: &'a Dense<'_>) -> &'a [u8] {
 }
 
 /// Bytes that [`launches`] need to work in.
-pub(super) fn workspace_bytes(family: &dyn Family, problem: &Problem, config: &Config) -> usize {
+pub(super) fn workspace_bytes(family: &'static dyn Family, problem: &Problem, config: &Config) -> usize {
+    let family = families::computing(family, problem);
     expanded_bytes(family, problem) + family.workspace_bytes(problem, config)
 }
 
@@ -96,6 +98,7 @@ pub(super) fn launches<M>(
     outputs: &[u64],
 ) -> Result<Vec<Launch>> {
     let Site { family, workspace, multiprocessors } = site;
+    let family = families::computing(family, problem);
     if problem.precision() == Precision::Fp8 {
         return rounded_launches(site, problem, config, weights, address, (source, tokens), outputs);
     }
@@ -124,6 +127,7 @@ pub(super) fn launches<M>(
             alphas,
             biases,
             lifts: [0; 2],
+            column_factors: weights[group].row_factors.as_ref().map_or(0, &address),
         });
     }
     let mut launches = source.map_or_else(Vec::new, |source| expansion::launches(family.target(), source, &segments));
@@ -166,6 +170,7 @@ fn rounded_launches<M>(
             out: outputs[group],
             alphas: [0, 1].map(|matrix| globals[matrix] * place.global.value() * lifted(matrix)),
             biases: weights[group].bias_addresses(&address),
+            column_factors: 0,
         });
     }
     let mut launches = round::launches(family.target(), kind, &rows);

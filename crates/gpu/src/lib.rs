@@ -4,8 +4,8 @@
 //! should cost on a device ([`facts`]), and the launches and kernels of a problem's products. What they share stands
 //! beside them: `expand` makes of tokens what the tensor cores take (`expansion` is its launches), `round` makes e4m3
 //! of them where that is asked for, `join` is what two passes need besides, `phases` is what their kernels are made of,
-//! and `pack` lays weights out. All kernels are plain functions from a config to a [`ptx::Kernel`]. `launches` puts
-//! expansion and products together.
+//! and `pack` lays weights out, `fp8` those of eight bits. All kernels are plain functions from a config to a
+//! [`ptx::Kernel`]. `launches` puts expansion and products together.
 //!
 //! Two devices run the launches: [`Cuda`] through NVIDIA's driver (`driver`, `device`; `queue` computes on memory of
 //! the caller's), and `simulated` on the CPU, instruction by instruction, which needs no GPU and finds faults that a
@@ -39,6 +39,7 @@ pub mod facts;
 pub mod families;
 mod family;
 pub mod foretold;
+mod fp8;
 pub mod host;
 pub mod join;
 mod launch;

@@ -80,6 +80,35 @@ pub const CODE_BYTES: u32 = 1024;
 /// Bytes of a chunk of NVFP4.
 pub const CHUNK_BYTES: u32 = Scales::Sixteens.chunk_bytes();
 
+/// The sizes of a chunk's parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Bytes of its codes.
+    pub code_bytes: u32,
+    /// Bytes of the scales of each of its rows.
+    pub row_scale_bytes: u32,
+}
+
+impl Chunk {
+    /// A chunk of matrices that share scales so.
+    pub const fn of(scaling: Scaling) -> Self {
+        let (code_bytes, row_scale_bytes) = match scaling {
+            Scaling::NvFp4 => (CODE_BYTES, 4),
+            Scaling::MxFp4 | Scaling::WideMxFp4 => (CODE_BYTES, 2),
+            Scaling::Fp8 => (2 * CODE_BYTES, 0),
+            Scaling::MxFp8 => (2 * CODE_BYTES, 2),
+            Scaling::Fp8By64 => (2 * CODE_BYTES, 4),
+            Scaling::Fp8By32 => (2 * CODE_BYTES, 8),
+        };
+        Chunk { code_bytes, row_scale_bytes }
+    }
+
+    /// Its bytes.
+    pub const fn bytes(self) -> u32 {
+        self.code_bytes + CHUNK_ROWS as u32 * self.row_scale_bytes
+    }
+}
+
 /// How a chunk's scales lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scales {
@@ -95,17 +124,22 @@ impl Scales {
         if scaling.is_mx() { Scales::ThirtyTwos } else { Scales::Sixteens }
     }
 
+    /// The chunk that they are part of.
+    const fn chunk(self) -> Chunk {
+        Chunk::of(match self {
+            Scales::Sixteens => Scaling::NvFp4,
+            Scales::ThirtyTwos => Scaling::MxFp4,
+        })
+    }
+
     /// Bytes of a row's scales.
     pub const fn row_bytes(self) -> u32 {
-        match self {
-            Scales::Sixteens => 4,
-            Scales::ThirtyTwos => 2,
-        }
+        self.chunk().row_scale_bytes
     }
 
     /// Bytes of a chunk.
     pub const fn chunk_bytes(self) -> u32 {
-        CODE_BYTES + CHUNK_ROWS as u32 * self.row_bytes()
+        self.chunk().bytes()
     }
 }
 

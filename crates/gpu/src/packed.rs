@@ -2,10 +2,11 @@
 
 use std::fmt::Debug;
 
-use format::{GlobalScale, Matrix, Scaling};
-use op::{PackedWeights, Result, Team, Weights};
+use format::{Fp8Matrix, GlobalScale, Matrix, Scaling};
+use op::{Error, PackedWeights, Result, Team, Weights};
 
 use super::family::Family;
+use super::fp8::{self, PackedBytes};
 use super::pack::Codes;
 
 /// A packed weight matrix, somewhere.
@@ -30,6 +31,8 @@ pub struct PackedGroup<M> {
     /// What is added to each matrix's sums, n floats each; zeros where only other groups of the layer have that, none
     /// where no group has.
     pub(super) biases: Vec<M>,
+    /// The factors of its rows, where they are FP8.
+    pub(super) row_factors: Option<M>,
 }
 
 impl<M> PackedGroup<M> {
@@ -56,7 +59,23 @@ impl<M> PackedGroup<M> {
         let all: Vec<Vec<f32>> = (0..weights.matrices().count()).filter(|_| biased).map(bias).collect();
         bytes += all.iter().map(|bias| size_of_val(&bias[..])).sum::<usize>();
         let biases = all.iter().map(|bias| place(bytemuck::cast_slice(bias).to_vec())).collect::<Result<_>>()?;
-        Ok(PackedGroup { bytes, matrices, input_scale, biases })
+        Ok(PackedGroup { bytes, matrices, input_scale, biases, row_factors: None })
+    }
+
+    /// Packs an FP8 matrix and its bias, and puts them where `place` does.
+    fn of_fp8(
+        (matrix, team): (&Fp8Matrix<'_>, &Team),
+        bias: Option<&[f32]>,
+        mut place: impl FnMut(Vec<u8>) -> Result<M>,
+    ) -> Result<Self> {
+        if let Some(bias) = bias.filter(|bias| bias.len() != matrix.rows()) {
+            return Err(Error::BiasLength { matrix: "the FP8 weight", length: bias.len(), n: matrix.rows() });
+        }
+        let PackedBytes { chunks, factors } = fp8::pack(matrix, team)?;
+        let bytes = chunks.len() + factors.len() + bias.map_or(0, size_of_val);
+        let matrices = vec![PackedMatrix { global: 1.0.into(), lift: 0, memory: place(chunks)? }];
+        let biases = bias.map(|bias| place(bytemuck::cast_slice(bias).to_vec())).into_iter().collect::<Result<_>>()?;
+        Ok(PackedGroup { bytes, matrices, input_scale: None, biases, row_factors: Some(place(factors)?) })
     }
 
     /// Bytes of the packed weights.
@@ -106,6 +125,31 @@ impl<M> PackedGroups<M> {
         let groups = weights.iter().map(pack).collect::<Result<_>>()?;
         let shapes = weights.iter().map(|weights| (weights.n(), weights.k())).collect();
         Ok(Self { groups, shapes, layout, scaling })
+    }
+
+    /// Packs an FP8 matrix and its bias as the only group, and puts them where `place` does.
+    pub(super) fn of_fp8(
+        layout: &'static str,
+        (matrix, team): (&Fp8Matrix<'_>, &Team),
+        bias: Option<&[f32]>,
+        place: impl FnMut(Vec<u8>) -> Result<M>,
+    ) -> Result<Self> {
+        let groups = vec![PackedGroup::of_fp8((matrix, team), bias, place)?];
+        Ok(Self { groups, shapes: vec![(matrix.rows(), matrix.k())], layout, scaling: matrix.scaling() })
+    }
+
+    /// The FP8 matrix and the bias that were packed, from memory that `read` reads.
+    pub(super) fn unpacked_fp8(
+        &self,
+        read: impl Fn(&M) -> Result<Vec<u8>>,
+    ) -> Result<(Fp8Matrix<'static>, Option<Vec<f32>>)> {
+        let [PackedGroup { matrices, biases, row_factors: Some(factors), .. }] = &self.groups[..] else {
+            let (found, expected) = (self.scaling.to_string(), "fp8".to_owned());
+            return Err(Error::Mismatch { group: 0, what: "the packed weights", found, expected });
+        };
+        let packed = PackedBytes { chunks: read(&matrices[0].memory)?, factors: read(factors)? };
+        let bias = biases.first().map(&read).transpose()?.map(|bytes| bytemuck::pod_collect_to_vec(&bytes));
+        Ok((fp8::unpack(&packed, self.shapes[0], self.scaling)?, bias))
     }
 
     /// Takes them out, so that they can be dropped elsewhere.

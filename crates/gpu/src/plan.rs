@@ -8,12 +8,14 @@ use crate::experts::layer::LayerKernels;
 use crate::experts::plan::{self as layers, layer_of};
 use crate::facts::Facts;
 use crate::families::choice::illegal;
+use crate::families::computing;
 use crate::family::{Family, Phase};
 use crate::round;
 use crate::ways::Way;
 
 /// Configurations worth trying for a problem on a device. Each is legal.
 pub fn candidates(family: &'static dyn Family, problem: &Problem, facts: &Facts) -> Vec<Config> {
+    let family = computing(family, problem);
     if check_problem(family, problem).is_err() {
         return Vec::new();
     }
@@ -61,6 +63,7 @@ fn check_precision(family: &dyn Family, precision: Precision, longest: usize) ->
 
 /// Whether a configuration is legal for a problem on a device, or why not.
 pub fn legal(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<(), String> {
+    let family = computing(family, problem);
     check_problem(family, problem)?;
     match layer_of(problem) {
         None => family.legal(problem, config, facts)?,
@@ -71,6 +74,7 @@ pub fn legal(family: &'static dyn Family, problem: &Problem, config: &Config, fa
 
 /// What a legal configuration leans on for a problem on a device.
 pub fn way(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<Way, String> {
+    let family = computing(family, problem);
     match layer_of(problem) {
         None => Ok(family.way(problem, config)),
         Some(shape) => layers::way(family, &shape?, config, facts),
@@ -79,6 +83,7 @@ pub fn way(family: &'static dyn Family, problem: &Problem, config: &Config, fact
 
 /// What a configuration should cost for a problem on a device, or why it is not legal.
 pub fn cost(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<Cost, String> {
+    let family = computing(family, problem);
     check_problem(family, problem)?;
     if !facts.left_out.is_empty() {
         facts.goes(&way(family, problem, config, facts)?)?;
@@ -96,6 +101,7 @@ pub fn phases(
     config: &Config,
     facts: &Facts,
 ) -> Result<Vec<Phase>, String> {
+    let family = computing(family, problem);
     match layer_of(problem) {
         None => family.phases(problem, config, facts),
         Some(shape) => layers::phases(family, &shape?, problem, config, facts),
@@ -104,6 +110,7 @@ pub fn phases(
 
 /// The kernels that a configuration runs for a problem on a device: of whole layers, those of both products.
 pub fn kernels(family: &'static dyn Family, problem: &Problem, config: &Config, facts: &Facts) -> Result<Vec<Kernel>> {
+    let family = computing(family, problem);
     let Some(shape) = layer_of(problem) else { return family.kernels(problem, config) };
     let kernels = shape.and_then(|shape| LayerKernels::new(family, &shape, config, facts));
     let LayerKernels { gate_up, down, .. } = kernels.map_err(illegal(config))?;

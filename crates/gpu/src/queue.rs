@@ -16,6 +16,7 @@ use super::device::{self, Device, DeviceWeights};
 use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Event, Graph, PinnedMemory, Stream, graveyard};
 use super::expand::TokenForm;
 use super::experts::layer::{self, Choice, Fetch, LayerCall, LayerKernels};
+use super::families;
 use super::family::Family;
 use super::launch::Launch;
 use super::launches::{self, Site, TokenPlace};
@@ -670,7 +671,8 @@ fn product_launches(
     workspace: u64,
 ) -> Result<Vec<Launch>> {
     let weights = DeviceWeights::on(weights, device)?;
-    let (source, places) = sources(device.family, weights.groups(), problem, tokens, multiply);
+    let family = families::computing(device.family, problem);
+    let (source, places) = sources(family, weights.groups(), problem, tokens, multiply);
     let targets: Vec<u64> = outputs.iter().map(|output| output.address).collect();
     let site = Site { family: device.family, workspace, multiprocessors: device.facts.multiprocessors };
     let (groups, tokens) = (weights.groups(), (source, &places[..]));

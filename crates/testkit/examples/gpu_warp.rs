@@ -411,6 +411,7 @@ impl Memory {
                     alphas: [0.01, 0.02],
                     biases: [0; 2],
                     lifts: [0; 2],
+                    column_factors: 0,
                 };
                 let (workspace, count) = (self.workspace.address(), device.facts.multiprocessors);
                 let mut launches = family.launches(problem, config, &[operands], workspace, count)?;

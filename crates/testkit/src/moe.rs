@@ -303,9 +303,9 @@ pub(crate) fn mlp(
     scaling: Scaling,
 ) -> Result<MlpWeights<'static>> {
     let inputs = match scaling {
-        Scaling::NvFp4 => Inputs::Realistic,
         Scaling::MxFp4 => Inputs::PowersOfTwo,
         Scaling::WideMxFp4 => Inputs::ManyPowers,
+        _ => Inputs::Realistic,
     };
     let mut weights = |[rows, k]: [usize; 2], spreads: &[f32], scaled: bool| -> Result<Weights<'static>> {
         let alpha = inputs.alpha(Activation::F32, k);

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use format::Scaling;
+use format::{Fp8Matrix, Scaling};
 use op::backend::packed_as;
 use op::{Error, PackedWeights, Result, Team, Weights};
 
@@ -154,6 +154,32 @@ impl DeviceWeights {
         let place = |bytes: Vec<u8>| DeviceMemory::holding(context, "weights", &bytes, &stream);
         let packed = PackedGroups::new(family.layout(), (family, team), weights, place)?;
         Ok(Self { packed, device, readers: Readers::default() })
+    }
+
+    /// Packs an FP8 matrix and its bias, and puts them into a device's memory.
+    pub(super) fn of_fp8(
+        device: &'static Device,
+        matrix: &Fp8Matrix<'_>,
+        bias: Option<&[f32]>,
+        team: &Team,
+    ) -> Result<Self> {
+        graveyard::sweep();
+        let stream = Stream::new(device.context)?;
+        let place = |bytes: Vec<u8>| DeviceMemory::holding(device.context, "weights", &bytes, &stream);
+        let packed = PackedGroups::of_fp8(device.family.layout(), (matrix, team), bias, place)?;
+        Ok(Self { packed, device, readers: Readers::default() })
+    }
+
+    /// The FP8 matrix and the bias that [`DeviceWeights::of_fp8`] was given.
+    pub(super) fn unpacked_fp8(&self) -> Result<(Fp8Matrix<'static>, Option<Vec<f32>>)> {
+        let stream = Stream::new(self.device.context)?;
+        self.packed.unpacked_fp8(|memory| {
+            let mut bytes = vec![0; memory.bytes()];
+            // SAFETY: the copy is waited for before either side goes.
+            let read = unsafe { memory.read(0, &mut bytes, &stream) };
+            stream.synchronize()?;
+            read.map(|()| bytes)
+        })
     }
 
     /// The weights of a layer, if they are in this device's memory.

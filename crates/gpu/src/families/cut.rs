@@ -6,8 +6,8 @@
 //! workspace, and one that joins them. So do, in one launch, blocks that share k where they cannot meet.
 //!
 //! A kernel's arguments, in order: where tokens are, the table of groups, that of biases if there are some, that of
-//! rounded tokens if they are, the number of tiles, and the gate's limit. Sums that go through memory get their biases
-//! where they are joined.
+//! rounded tokens if they are, that of columns' factors if they have some, the number of tiles, and the gate's limit.
+//! Sums that go through memory get their biases where they are joined.
 
 use op::{Config, Problem, Schedule, Shape};
 use ptx::Target;
@@ -47,6 +47,11 @@ pub(super) trait MultiplyKernel: Spec {
         false
     }
 
+    /// Whether columns of C have factors of their own.
+    fn scales_columns(&self) -> bool {
+        false
+    }
+
     /// Whether launches begin while the one before them ends.
     fn overlaps(&self) -> bool;
 }
@@ -76,8 +81,9 @@ impl Group {
         self.operands.biases != [0; 2]
     }
 
-    fn factors(&self, weight_factor: f64) -> [[f32; 2]; 2] {
-        self.operands.alphas.map(|alpha| gates::factors(alpha * weight_factor))
+    fn factors(&self, kernel: &impl MultiplyKernel) -> [[f32; 2]; 2] {
+        let alphas = self.operands.alphas.map(|alpha| alpha * kernel.weight_factor());
+        if kernel.scales_columns() { table::alpha_words(alphas[0]) } else { alphas.map(gates::factors) }
     }
 }
 
@@ -139,7 +145,7 @@ impl<K: MultiplyKernel> Cut<'_, K> {
             let [gate, up] = group.operands.weights;
             let (addresses, factors) = match matrix {
                 None if self.blocks > 1 => ([gate, up, group.plane(0)], [[1.0; 2]; 2]),
-                None => ([gate, up, group.operands.out], group.factors(kernel.weight_factor())),
+                None => ([gate, up, group.operands.out], group.factors(&kernel)),
                 Some(matrix) => {
                     let weights = group.operands.weights[matrix];
                     ([weights, weights, group.plane(matrix as u64)], [[1.0; 2]; 2])
@@ -171,7 +177,7 @@ impl<K: MultiplyKernel> Cut<'_, K> {
             let [m, n, _] = group.sides();
             let second = group.plane(self.problem.matrices() as u64 - 1);
             let addresses = [group.plane(0), second, group.operands.out];
-            let factors = group.factors(self.kernel.weight_factor());
+            let factors = group.factors(&self.kernel);
             records.push(Record { first_tile: blocks, token_tiles: 1, tile_tokens: m, m, n, k: 0, addresses, factors });
             blocks += spec.blocks(group.shape.m * group.shape.n);
         }
@@ -194,6 +200,10 @@ impl<K: MultiplyKernel> Cut<'_, K> {
         arguments.extend(self.kernel.takes_rounded().then(|| {
             let rounded = groups.iter().map(|group| (group.operands.token_scales, group.operands.lifts));
             Argument::Words(table::rounded_words(&rounded.collect::<Vec<_>>(), capacity))
+        }));
+        arguments.extend(self.kernel.scales_columns().then(|| {
+            let columns: Vec<u64> = groups.iter().map(|group| group.operands.column_factors).collect();
+            Argument::Words(table::column_words(&columns, capacity))
         }));
         arguments.extend([Argument::U32(tiles), Argument::F32(gates::clamp(self.problem.gate()))]);
         arguments.into_iter()

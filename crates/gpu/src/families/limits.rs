@@ -17,15 +17,21 @@
 //!
 //! Elements of C are counted with 64 bits.
 
+use format::Scaling;
 use op::{Config, Problem, Shape};
 
 use crate::expand::{self, TokenForm};
-use crate::{join, pack};
+use crate::join;
+use crate::pack::{self, Chunk};
 
 /// Coordinates are signed.
 const MOST_SIDE: usize = i32::MAX as usize;
 /// The deepest k whose chunks can be counted in bytes.
-const MOST_DEPTH: usize = u32::MAX as usize / pack::CHUNK_BYTES as usize * pack::CHUNK_DEPTH;
+const fn most_depth(scaling: Scaling) -> usize {
+    // Chunks of four bits are counted as NVFP4's, the larger ones.
+    let chunk = if scaling.is_fp8() { Chunk::of(scaling).bytes() } else { pack::CHUNK_BYTES };
+    u32::MAX as usize / chunk as usize * pack::CHUNK_DEPTH
+}
 /// Elements that one run of the expansion may have.
 const MOST_EXPANDED: usize = (u32::MAX - expand::MOST_THREAD_UNITS + 1) as usize * expand::UNIT;
 const MOST_TILES: usize = i32::MAX as usize / 4;
@@ -39,11 +45,9 @@ pub(super) fn check(problem: &Problem, config: &Config, joins: bool, together: u
         if shape.m > MOST_SIDE || shape.n > MOST_SIDE {
             return Err(format!("{shape} has a side beyond {MOST_SIDE}, and copies have 32-bit coordinates; split it"));
         }
-        if shape.k > MOST_DEPTH {
-            return Err(format!(
-                "k = {} is beyond {MOST_DEPTH}, the chunks whose bytes 32 bits count; split it",
-                shape.k
-            ));
+        let most = most_depth(problem.scaling());
+        if shape.k > most {
+            return Err(format!("k = {} is beyond {most}, the chunks whose bytes 32 bits count; split it", shape.k));
         }
     }
     let expanded: usize = groups().map(|shape| shape.m * shape.k).sum();
@@ -176,7 +180,7 @@ mod tests {
             let config = FUSED.parse::<Request>().unwrap().complete().unwrap();
             kernel_config(&problem, &config).unwrap()
         };
-        let whole = kernel(Activation::F16).token_map(0, [MOST_SIDE as u32, MOST_DEPTH as u32], 0);
+        let whole = kernel(Activation::F16).token_map(0, [MOST_SIDE as u32, most_depth(Scaling::NvFp4) as u32], 0);
         assert!(whole.check().is_ok(), "{:?}", whole.check());
         let [m, k] = [(MOST_EXPANDED / 16) as u32, 16];
         let parts = kernel(Activation::F32).token_map(0, [m, k], 2 * MOST_EXPANDED as u64);

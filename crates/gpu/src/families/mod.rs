@@ -17,6 +17,8 @@ mod streams;
 
 use std::fmt;
 
+use op::Problem;
+
 use crate::driver::Absent;
 use crate::family::Family;
 
@@ -74,6 +76,12 @@ impl fmt::Display for Choice {
             if self.measured { "" } else { "; not measured on such a GPU, so tried against the reference first" };
         write!(f, "kernels of family {}, {why}{measured}", self.family.name())
     }
+}
+
+/// The family that computes a problem on GPUs of another: that one, but for FP8 weights, which `sm80`'s kernels take,
+/// as they run on all.
+pub(crate) fn computing(family: &'static dyn Family, problem: &Problem) -> &'static dyn Family {
+    if problem.scaling().is_fp8() { &sm80::Sm80 } else { family }
 }
 
 /// The family for GPUs of a compute capability with a driver: the one that is asked for, if one is, else the most

@@ -63,6 +63,8 @@ pub(crate) struct ExpertTiles {
     pub biased: bool,
     /// Whether tokens and weights were rounded to e4m3.
     pub rounded: bool,
+    /// Whether columns have factors of their own: never those of experts.
+    pub by_column: bool,
 }
 
 /// The arguments that describe experts.

@@ -7,7 +7,7 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-use ptx::{Builder, F32, Pred, Reg};
+use ptx::{Builder, F32, Pred, Reg, U32};
 
 use op::Gate;
 use op::gate::{GELU_CUBIC, GELU_SCALE};
@@ -193,6 +193,7 @@ fn power(k: &mut Builder, y: Reg<F32>, sign: f32) -> Reg<F32> {
 }
 
 /// What is made of a tile's gate sums and up sums.
+#[derive(Clone, Copy)]
 pub(crate) struct Gates {
     function: Function,
     /// The factors of gate, or of the only matrix, and of up.
@@ -207,6 +208,14 @@ impl Gates {
         // Experts' factors end with those of their last matrix.
         let up = if single { gate } else { owner.factors(k, 1) };
         Gates { function, factors: [gate, up], clamp }
+    }
+
+    /// The same for one of `n` columns, which may have factors of its own.
+    pub fn of_column(self, k: &mut Builder, owner: &Owner, column: Reg<U32>, n: Reg<U32>) -> Self {
+        match owner.column_factors(k, column, n) {
+            Some(factors) => Gates { factors: [factors; 2], ..self },
+            None => self,
+        }
     }
 
     /// A matrix's sum times its factors and its row's, plus its column's bias.

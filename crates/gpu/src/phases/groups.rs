@@ -5,7 +5,7 @@ use ptx::{Builder, ParamTable, Reg, U32};
 
 use super::experts::{ExpertTiles, ExpertWork, Experts};
 use super::owner::Owner;
-use super::table::{BIAS_BYTES, RECORD_BYTES, ROUNDED_BYTES, locate};
+use super::table::{BIAS_BYTES, COLUMNS_BYTES, RECORD_BYTES, ROUNDED_BYTES, locate};
 
 /// Where groups are described.
 pub(crate) enum Groups {
@@ -21,6 +21,8 @@ pub(crate) struct GroupTable {
     biases: Option<ParamTable>,
     /// What each group's rounded tokens and weights are multiplied with, if they are.
     rounded: Option<ParamTable>,
+    /// Where the factors of each group's columns are, if they have some.
+    columns: Option<ParamTable>,
     /// Records that there are.
     capacity: u32,
     /// Tiles of all groups.
@@ -35,6 +37,7 @@ impl Groups {
                 records: k.table("groups", capacity * RECORD_BYTES / 4),
                 biases: tiles.biased.then(|| k.table("biases", capacity * BIAS_BYTES / 4)),
                 rounded: tiles.rounded.then(|| k.table("rounded", capacity * ROUNDED_BYTES / 4)),
+                columns: tiles.by_column.then(|| k.table("columns", capacity * COLUMNS_BYTES / 4)),
                 capacity,
                 tiles: k.param("tiles"),
             }),
@@ -80,6 +83,7 @@ impl GroupTable {
         let mut row = |all, bytes| if self.capacity == 1 { all } else { k.table_row(all, group, bytes) };
         let biases = self.biases.map(|all| row(all, BIAS_BYTES));
         let rounded = self.rounded.map(|all| row(all, ROUNDED_BYTES));
-        Owner::Group { record, biases, rounded }
+        let columns = self.columns.map(|all| row(all, COLUMNS_BYTES));
+        Owner::Group { record, biases, rounded, columns }
     }
 }

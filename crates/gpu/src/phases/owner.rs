@@ -1,6 +1,6 @@
 //! Whose a tile is, and where its operands are: a group's of the launch's table, or an expert's.
 
-use ptx::{Addr, Builder, F32, Global, ParamTable, Pred, Reg, U32, U64};
+use ptx::{Addr, Builder, F32, Global, ParamTable, Pred, Reg, S32, U32, U64};
 
 use super::experts::Expert;
 use super::table::{self, address, at};
@@ -8,12 +8,14 @@ use super::table::{self, address, at};
 /// Whose a tile is.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner {
-    /// A group's, of which these are the record and, where sums have biases, the addresses of those; and where tokens
-    /// and weights were rounded to e4m3, what they are multiplied with.
+    /// A group's, of which these are the record and, where sums have biases, the addresses of those; where tokens and
+    /// weights were rounded to e4m3, what they are multiplied with; and where columns have factors, the address of
+    /// those.
     Group {
         record: ParamTable,
         biases: Option<ParamTable>,
         rounded: Option<ParamTable>,
+        columns: Option<ParamTable>,
     },
     Expert(Expert),
 }
@@ -41,6 +43,32 @@ impl Owner {
             Owner::Group { record, .. } => table::factors(k, *record, matrix),
             Owner::Expert(expert) => expert.factors(k, matrix),
         }
+    }
+
+    /// The two factors of the sums in one of `n` columns, if they are not those of all: the record has α, and the
+    /// column its own, each as a float and the exponent of a power of two. Behind the last column they are that one's.
+    pub fn column_factors(&self, k: &mut Builder, column: Reg<U32>, n: Reg<U32>) -> Option<[Reg<F32>; 2]> {
+        let Owner::Group { record, columns: Some(columns), .. } = self else { return None };
+        let last = k.sub(n, 1);
+        let column = k.min(column, last);
+        let all = address(k, *columns, 0);
+        let at = k.mul_wide_add(column, 8, all);
+        let [own, own_power]: [Reg<U32>; 2] = k.load_vector(Addr::<Global>::of(at));
+        let [alpha, power] = table::factors(k, *record, 0);
+        let [lacking, _] = table::factors(k, *record, 1);
+        let lacking = k.mul(lacking, own.cast());
+        let number = k.fma(alpha, own.cast(), lacking);
+        let exponent = k.add(power.cast::<S32>(), own_power.cast::<S32>());
+        // Beyond ±252 the product is zero or infinite anyway.
+        let exponent = k.max(exponent, -252);
+        let exponent = k.min(exponent, 252);
+        let half = k.shr(exponent, 1);
+        let rest = k.sub(exponent, half);
+        let [half, rest] = [half, rest].map(|exponent| {
+            let biased = k.add(exponent, 127);
+            k.shl(biased, 23).cast::<F32>()
+        });
+        Some([half, k.mul(number, rest)])
     }
 
     /// What is added to a matrix's sums in one of `n` columns, if something is. Behind the last column it is that

@@ -15,6 +15,9 @@ pub(crate) const BIAS_BYTES: u32 = 16;
 /// rows' factors, and what the scales of gate and up weights are multiplied with, twice a half each.
 pub(crate) const ROUNDED_BYTES: u32 = 16;
 
+/// Bytes of a group in the table of columns' factors, which only kernels whose columns have some have: their address.
+pub(crate) const COLUMNS_BYTES: u32 = 8;
+
 /// A group, as the kernel is told about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Record {
@@ -32,7 +35,8 @@ pub struct Record {
     pub k: u32,
     /// Addresses of the packed gate weights, the packed up weights, and C.
     pub addresses: [u64; 3],
-    /// What gate sums and up sums are multiplied by: two factors each.
+    /// What gate sums and up sums are multiplied by: two factors each. Where columns have factors, what
+    /// [`alpha_words`] makes of α.
     pub factors: [[f32; 2]; 2],
 }
 
@@ -74,6 +78,28 @@ pub fn rounded_words(rounded: &[(u64, [u32; 2])], capacity: u32) -> Vec<u32> {
     };
     let mut words: Vec<u32> = rounded.iter().flat_map(of_group).collect();
     words.resize((capacity * ROUNDED_BYTES / 4) as usize, 0);
+    words
+}
+
+/// A factor as a float between 1 and 2, or zero, with its sign, and the exponent of a power of two, as kernels multiply
+/// several: wherever the product is a number, so are these.
+pub(crate) fn factor_words(factor: f64) -> [u32; 2] {
+    let exponent = if factor == 0.0 { 0 } else { (factor.abs().to_bits() >> 52) as i32 - 1023 };
+    [((factor * 2f64.powi(-exponent)) as f32).to_bits(), exponent.cast_unsigned()]
+}
+
+/// α where columns have factors of their own: a float, the bits of the exponent of the power of two that multiplies it,
+/// and what the float lacks. So the product of α with a column's factor is rounded once.
+pub fn alpha_words(alpha: f64) -> [[f32; 2]; 2] {
+    let [number, exponent] = factor_words(alpha).map(f32::from_bits);
+    let power = 2f64.powi(-exponent.to_bits().cast_signed());
+    [[number, exponent], [(alpha * power - f64::from(number)) as f32, 0.0]]
+}
+
+/// The table of columns' factors of a launch, as long as the kernel expects it.
+pub fn column_words(columns: &[u64], capacity: u32) -> Vec<u32> {
+    let mut words: Vec<u32> = columns.iter().flat_map(|at| [*at as u32, (*at >> 32) as u32]).collect();
+    words.resize((capacity * COLUMNS_BYTES / 4) as usize, 0);
     words
 }
 
@@ -144,6 +170,21 @@ impl Elements {
             count: k.mul_wide(m, n),
             addresses: [0, 1, 2].map(|index| address(k, record, at::GATE + 8 * index)),
             factors: [0, 1].map(|matrix| factors(k, record, matrix)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn factors_are_exact_wherever_they_are_floats() {
+        for factor in [1.0, -0.75, f64::from(f32::MAX), 2f64.powi(-149), 2f64.powi(127), 0.0] {
+            let [number, exponent] = factor_words(factor);
+            let number = f32::from_bits(number);
+            assert!(number == 0.0 || (1.0..2.0).contains(&number.abs()), "{factor}: {number}");
+            assert_eq!(f64::from(number) * 2f64.powi(exponent.cast_signed()), factor);
         }
     }
 }

@@ -13,7 +13,9 @@ mod machine;
 
 use std::sync::Arc;
 
+use format::{Fp8Matrix, Scaling};
 use op::backend::packed_as;
+use op::fp8::Segments;
 use op::{
     Activation, Activations, Arithmetic, Backend, Choose, Config, Cost, Error, LayerSpec, LoadedLayer, Operands,
     PackedWeights, Problem, Result, Setting, Team, Weights,
@@ -26,6 +28,7 @@ use super::experts::shape::LayerShape;
 use super::facts::Facts;
 use super::families;
 use super::family::Family;
+use super::fp8;
 use super::launch::{Argument, Launch};
 use super::launches::{Site, TokenPlace, bytes_of, launches, workspace_bytes};
 use super::operands::DeviceOutput;
@@ -165,7 +168,8 @@ fn place_weights(gpu: &mut sim::Gpu, weights: &PackedGroup<Vec<u8>>) -> PackedGr
     let matrices = matrices.collect();
     let input_scale = weights.input_scale.as_ref().map(|scale| gpu.upload("factors", scale));
     let biases = weights.biases.iter().map(|bias| gpu.upload("biases", bias)).collect();
-    PackedGroup { bytes: weights.bytes, matrices, input_scale, biases }
+    let row_factors = weights.row_factors.as_ref().map(|factors| gpu.upload("factors of rows", factors));
+    PackedGroup { bytes: weights.bytes, matrices, input_scale, biases, row_factors }
 }
 
 /// A problem's launches, and a device with their operands in its memory, before the first has run.
@@ -227,7 +231,7 @@ unsafe impl Backend for Simulated {
 
     fn legal(&self, problem: &Problem, config: &Config, _threads: usize) -> Result<()> {
         plan::legal(self.family, problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))?;
-        let steps = self.family.steps(problem, config);
+        let steps = families::computing(self.family, problem).steps(problem, config);
         // Whole layers are looked at once it is known which experts have rows.
         if steps > MOST_STEPS && problem.whole().is_none() {
             let reason = format!(
@@ -244,12 +248,25 @@ unsafe impl Backend for Simulated {
         let cost =
             plan::cost(self.family, problem, config, &self.facts()).map_err(|reason| self.illegal(config, reason))?;
         // A step takes the simulator about a millisecond, whatever it would take a GPU.
-        let seconds = self.family.steps(problem, config) as f64 * 1e-3;
+        let seconds = families::computing(self.family, problem).steps(problem, config) as f64 * 1e-3;
         Ok(Cost { seconds, bound_by: "simulating", ..cost })
     }
 
     fn prepack(&self, weights: &[Weights<'_>], team: &Team) -> Result<Arc<dyn PackedWeights>> {
         Ok(Arc::new(PackedGroups::new(self.layout, (self.family, team), weights, Ok)?))
+    }
+
+    fn prepack_fp8(&self, matrix: &Fp8Matrix<'_>, bias: Option<&[f32]>, team: &Team) -> Result<Arc<dyn PackedWeights>> {
+        Ok(Arc::new(PackedGroups::of_fp8(self.layout, (matrix, team), bias, Ok)?))
+    }
+
+    fn unpack_fp8(&self, packed: &dyn PackedWeights) -> Result<(Fp8Matrix<'static>, Option<Vec<f32>>)> {
+        let packed: &PackedGroups<Vec<u8>> = packed_as(packed, NAME, self.layout)?;
+        packed.unpacked_fp8(|bytes| Ok(bytes.clone()))
+    }
+
+    fn fp8_segments(&self, scaling: Scaling, activation: Activation) -> Segments {
+        fp8::segments(scaling, activation)
     }
 
     fn layer_bytes(&self, layer: &LayerSpec<'_>) -> Option<[usize; 2]> {
@@ -288,7 +305,8 @@ impl Simulated {
         config: &Config,
         operands: Operands<'_, '_, '_>,
     ) -> Result<Vec<Profile>> {
-        self.launch_from(self.family.expansion(problem.activation()), problem, config, operands)
+        let family = families::computing(self.family, problem);
+        self.launch_from(family.expansion(problem.activation()), problem, config, operands)
     }
 
     /// The same as a queue over a device's memory launches it: dense tokens of any type are multiplied there with the
@@ -328,7 +346,8 @@ impl Simulated {
         operands: &Operands<'_, '_, '_>,
         multiprocessors: u32,
     ) -> Result<Staged> {
-        self.stage_from(self.family.expansion(chosen.0.activation()), chosen, operands, multiprocessors)
+        let family = families::computing(self.family, chosen.0);
+        self.stage_from(family.expansion(chosen.0.activation()), chosen, operands, multiprocessors)
     }
 
     fn stage_from(

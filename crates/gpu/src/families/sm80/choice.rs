@@ -29,11 +29,17 @@ pub(super) fn kernel_of(target: Target, problem: &Problem, config: &Config) -> R
                 "blocks that share K leave sums as they are; ask for epilogue=direct with schedule=split-k".into()
             );
         }
+        if problem.scaling().is_fp8() {
+            return Err("FP8 weights have scales that the sums of half of K are not left without; ask for \
+                        schedule=tile or persistent"
+                .into());
+        }
     }
     let (function, output) = ending(problem, config.strategy);
     let products = Products::of(problem, config.strategy);
     let kernel = WarpMultiplySpec {
         target,
+        scaling: problem.scaling(),
         products,
         resident: if config.strategy == Strategy::PingPong { 2 } else { 1 },
         tokens,

@@ -1,5 +1,6 @@
 //! The products of a layer of experts: which kernels, and what they are to launches.
 
+use format::Scaling;
 use op::{Config, Strategy};
 use ptx::Target;
 
@@ -31,6 +32,7 @@ pub fn kernel(
     let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
     let spec = WarpMultiplySpec {
         target,
+        scaling: Scaling::NvFp4,
         products,
         resident: 1,
         tokens,

@@ -27,6 +27,11 @@ const DEQUANTISE: f64 = 22.0;
 const DEQUANTISE_WIDE: f64 = 26.0;
 /// The same from plain codes.
 const DEQUANTISE_PLAIN: f64 = 30.0;
+/// The same of FP8 weights, as f16 or as bfloat16, and to scale the sums of a fragment and eight tokens. Counted, not
+/// measured.
+const DEQUANTISE_BYTES: f64 = 16.0;
+const DEQUANTISE_BYTES_WIDE: f64 = 20.0;
+const SCALE_SUMS: f64 = 8.0;
 const SLICE: f64 = 13.0;
 /// How many times as fast codes are multiplied as halves, and instructions per unit to read a fragment and eight tokens
 /// of codes. Not measured: the rates that are published for an RTX 5090.
@@ -230,11 +235,15 @@ fn unit_cycles(kernel: &WarpMultiplySpec, facts: &Facts) -> f64 {
             + CHANGE_STAGE / f64::from(kernel.units);
     }
     let dequantise = match kernel.element {
+        Tokens::F16 if kernel.scaling.is_fp8() => DEQUANTISE_BYTES,
+        _ if kernel.scaling.is_fp8() => DEQUANTISE_BYTES_WIDE,
         _ if kernel.takes_codes() => DEQUANTISE_PLAIN,
         Tokens::F16 => DEQUANTISE,
         _ => DEQUANTISE_WIDE,
     };
-    let of_warp = fragments * (dequantise + eights) + eights / 2.0 + SLICE;
+    let scale =
+        kernel.scaled_slices().map_or(0.0, |slices| SCALE_SUMS * f64::from(kernel.tokens) / 8.0 / f64::from(slices));
+    let of_warp = fragments * (dequantise + eights + scale) + eights / 2.0 + SLICE;
     let copies = f64::from(kernel.unit_bytes().iter().sum::<u32>()) / 16.0 / 32.0 * COPY;
     let issue = (along_n * slices * of_warp + copies) / 4.0;
     let shared = (along_n * slices * eights * 8.0 * 32.0 + 3.0 * f64::from(kernel.unit_bytes()[1])) / SHARED_RATE;

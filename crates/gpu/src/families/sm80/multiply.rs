@@ -43,6 +43,10 @@ impl MultiplyKernel for WarpMultiplySpec {
         WarpMultiplySpec::weight_factor(self)
     }
 
+    fn scales_columns(&self) -> bool {
+        self.scaling.is_fp8()
+    }
+
     fn overlaps(&self) -> bool {
         self.target.has(Feature::GridDependency)
     }

@@ -85,7 +85,7 @@ impl Work {
         };
         let matrices = if config.products == Products::Single { 1 } else { 2 };
         let (columns, threads, biased) = (config.columns, config.threads(), config.biased);
-        let tiles = ExpertTiles { columns, threads, matrices, biased, rounded: false };
+        let tiles = ExpertTiles { columns, threads, matrices, biased, rounded: false, by_column: false };
         let groups = Groups::declare(k, config.groups, config.experts, tiles);
         Work { config, place, tokens, groups, clamp: k.param("clamp") }
     }

@@ -9,12 +9,13 @@
 
 use ptx::{Addr, Builder, F32, Reg, Shared, U32};
 
+use super::bytes::ByteWeights;
 use super::codes::{CodeOperands, UnitWeights};
 use super::fragments::{TokenFragments, Weights, element};
 use super::load::{Copies, Filling};
 use super::pipeline::Turn;
 use super::work::Tile;
-use super::{Division, Parts, Products, SLICES, STRIP_CODES, TOKEN_BYTES, Tokens, WarpMultiplySpec};
+use super::{Division, Parts, Products, SLICES, TOKEN_BYTES, Tokens, WarpMultiplySpec};
 
 /// What one thread holds.
 pub(super) struct Consumer {
@@ -31,8 +32,13 @@ pub(super) struct Consumer {
     scales_at: Reg<U32>,
     operands: Operands,
     /// Sums: for each pass, for each fragment, for each eight tokens.
-    pub sums: Vec<Vec<[Reg<F32>; 4]>>,
+    pub sums: Sums,
+    /// The same of a stretch of k that has a scale of its own; nothing where none has.
+    stretch: Option<Sums>,
 }
+
+/// A thread's sums of each fragment and each eight tokens.
+type Sums = Vec<Vec<[Reg<F32>; 4]>>;
 
 /// What a thread multiplies.
 enum Operands {
@@ -44,8 +50,39 @@ enum Operands {
 
 /// Weights that a thread makes floats of, and tokens.
 struct FloatOperands {
-    weights: Vec<Weights>,
+    weights: Vec<Fragment>,
     tokens: TokenFragments,
+}
+
+/// A fragment of weights.
+enum Fragment {
+    /// Of codes of four bits.
+    Codes(Weights),
+    /// Of FP8.
+    Bytes(ByteWeights),
+}
+
+impl Fragment {
+    fn load(&self, k: &mut Builder, words: Addr<Shared>, scales: Addr<Shared>, strips: [u32; 2]) {
+        match self {
+            Fragment::Codes(weights) => weights.load(k, words, scales, strips),
+            Fragment::Bytes(weights) => weights.load(k, words, scales, strips),
+        }
+    }
+
+    fn dequantise(&self, k: &mut Builder, set: usize, slice: u32) {
+        match self {
+            Fragment::Codes(weights) => weights.dequantise(k, set, slice),
+            Fragment::Bytes(weights) => weights.dequantise(k, set, slice),
+        }
+    }
+
+    fn made(&self, set: usize) -> [Reg<U32>; 4] {
+        match self {
+            Fragment::Codes(weights) => weights.fragment(set),
+            Fragment::Bytes(weights) => weights.fragment(set),
+        }
+    }
 }
 
 /// What the main loop goes through.
@@ -74,14 +111,16 @@ impl Consumer {
         let [token_bytes, weight_bytes] = config.unit_bytes();
         let [words, scales] = match config.element {
             Tokens::NvFp4 => [k.shl(lane, 3), CodeOperands::weight_scales(k, &config, lane)],
+            _ if config.scaling.is_fp8() => ByteWeights::offsets(k, &config, lane),
             _ => Weights::offsets(k, lane),
         };
         let weights_at = k.mul_add(along_k, weight_bytes, words);
         let scales_behind = k.mul_add(along_k, weight_bytes, scales);
         // Strips of a fragment: the same of both matrices, or two neighbours.
         let stride = if config.products == Products::Interleaved { fragments } else { 2 * fragments };
-        let words_at = k.mul_add(along_n, stride * STRIP_CODES, weights_at);
-        let scales_at = k.mul_add(along_n, stride * super::STRIP_SCALES, scales_behind);
+        let [strip_codes, strip_scales] = config.strip_bytes();
+        let words_at = k.mul_add(along_n, stride * strip_codes, weights_at);
+        let scales_at = k.mul_add(along_n, stride * strip_scales, scales_behind);
         Consumer {
             config,
             thread,
@@ -90,26 +129,29 @@ impl Consumer {
             along_k,
             tokens_at: k.mul(along_k, token_bytes),
             words_at: k.add(words_at, config.units * token_bytes),
-            scales_at: k.add(scales_at, config.units * token_bytes + config.strips() * STRIP_CODES),
+            scales_at: k.add(scales_at, config.units * token_bytes + config.strips() * strip_codes),
             operands: match config.element {
                 Tokens::NvFp4 => Operands::Codes(CodeOperands::new(k, &config, lane)),
                 element => {
                     let plain = config.takes_codes().then(|| Weights::scale_shift(k, lane));
+                    let weights = |k: &mut Builder| match config.scaling.is_fp8() {
+                        true => Fragment::Bytes(ByteWeights::new(k, &config)),
+                        false => Fragment::Codes(Weights::new(k, element, config.codes(), plain)),
+                    };
                     Operands::Floats(FloatOperands {
-                        weights: (0..fragments).map(|_| Weights::new(k, element, config.codes(), plain)).collect(),
+                        weights: (0..fragments).map(|_| weights(k)).collect(),
                         tokens: TokenFragments::new(k, config.tokens, lane, config.takes_codes()),
                     })
                 }
             },
-            sums: (0..config.passes() * fragments)
-                .map(|_| (0..config.tokens / 8).map(|_| k.registers()).collect())
-                .collect(),
+            sums: sums(k, &config),
+            stretch: config.scales_sums().then(|| sums(k, &config)),
         }
     }
 
     /// Begins a tile.
     pub fn clear(&self, k: &mut Builder) {
-        for &sum in self.sums.iter().flatten().flatten() {
+        for &sum in self.sums.iter().chain(self.stretch.iter().flatten()).flatten().flatten() {
             k.set(sum, 0.0);
         }
     }
@@ -219,11 +261,32 @@ impl Consumer {
                 let made = slice as usize % 2;
                 dequantise(k, walk.operands, 1 - made, (slice + 1) % SLICES);
                 if slice + 2 == SLICES {
+                    if self.stretch.is_some() {
+                        walk.operands.bytes().for_each(|weights| weights.keep_last(k));
+                    }
                     let (stage, unit) = if last_unit { (turn.next, 0) } else { (turn.here, unit + 1) };
                     self.load_words(k, walk.operands, stage, unit);
                 }
             }
             self.multiply(k, walk, slice as usize % 2, set, filling.take());
+        }
+        if self.config.scaled_slices().is_some_and(|slices| (slice + 1).is_multiple_of(slices)) {
+            k.phase("scale", |k| self.scale_stretch(k, walk, slice));
+        }
+    }
+
+    /// Adds the sums of a stretch that ends with a slice to the total, with their scales, and begins the next.
+    fn scale_stretch(&self, k: &mut Builder, walk: &Walk<'_>, slice: u32) {
+        let Some(stretch) = &self.stretch else { return };
+        for ((weights, apart), total) in walk.operands.bytes().zip(stretch).zip(&self.sums) {
+            let scales = weights.sum_scales(k, slice);
+            for (apart, total) in apart.iter().zip(total) {
+                for (index, (&sum, &total)) in apart.iter().zip(total).enumerate() {
+                    let with = k.fma(sum, scales[index / 2], total);
+                    k.set(total, with);
+                    k.set(sum, 0.0);
+                }
+            }
         }
     }
 
@@ -262,13 +325,30 @@ impl Consumer {
         let together = pieces.div_ceil(count);
         for number in 0..count {
             let (fragment, eight) = (number / tokens.len(), number % tokens.len());
-            let sums = self.sums[walk.pass * weights.len() + fragment][eight];
-            k.mma(element(self.config.element), sums, weights[fragment].fragment(made), tokens[eight]);
+            let all = self.stretch.as_ref().unwrap_or(&self.sums);
+            let sums = all[walk.pass * weights.len() + fragment][eight];
+            k.mma(element(self.config.element), sums, weights[fragment].made(made), tokens[eight]);
             let Some(filling) = filling else { continue };
             let [first, end] = [number, number + 1].map(|number| (number * together).min(pieces));
             (first..end).for_each(|piece| k.phase("copy", |k| walk.copies.copy(k, filling, piece)));
         }
     }
+}
+
+impl FloatOperands {
+    /// Its fragments of FP8, if they are that.
+    fn bytes(&self) -> impl Iterator<Item = &ByteWeights> {
+        self.weights.iter().filter_map(|weights| match weights {
+            Fragment::Bytes(weights) => Some(weights),
+            Fragment::Codes(_) => None,
+        })
+    }
+}
+
+/// Registers for the sums of every pass, fragment and eight tokens.
+fn sums(k: &mut Builder, config: &WarpMultiplySpec) -> Sums {
+    let rows = config.passes() * config.division().fragments;
+    (0..rows).map(|_| (0..config.tokens / 8).map(|_| k.registers()).collect()).collect()
 }
 
 fn dequantise(k: &mut Builder, operands: &FloatOperands, set: usize, slice: u32) {

@@ -177,6 +177,7 @@ fn store_direct(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile
         let start = element_address(k, out, [first, tile.n, this], bytes);
         let inside = k.lt(this, tile.n);
         let biases = biases(k, tile, &column, this);
+        let gates = gates.of_column(k, &tile.owner, this, tile.n);
         k.if_(inside, |k| {
             each_pair(k, consumer, tile, &column, &mut |k, Pair { token, gate, up }| {
                 for neighbour in 0..2 {
@@ -238,6 +239,7 @@ fn stage(k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, place
         let this = k.add(place.column, column.first);
         let this = k.add(this, tile.column);
         let biases = biases(k, tile, &column, this);
+        let gates = gates.of_column(k, &tile.owner, this, tile.n);
         each_pair(k, consumer, tile, &column, &mut |k, Pair { token, gate, up }| {
             for neighbour in 0..2 {
                 let further = token + neighbour as u32;

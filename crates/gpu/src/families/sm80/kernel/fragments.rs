@@ -225,7 +225,7 @@ pub(super) fn turned(k: &mut Builder, row: Reg<U32>, plain: bool) -> Reg<U32> {
 }
 
 /// `(a & b) | c` as [`Builder::lop3`] takes it.
-const AND_OR: u8 = (0xF0 & 0xCC) | 0xAA;
+pub(super) const AND_OR: u8 = (0xF0 & 0xCC) | 0xAA;
 
 /// The element that a kind of tokens is multiplied as.
 pub(super) fn element(tokens: Tokens) -> MatrixElement {

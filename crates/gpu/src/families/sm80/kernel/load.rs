@@ -17,7 +17,7 @@ use ptx::{Addr, Builder, Global, Reg, S32, Shared, U32, U64};
 use super::fragments::turned;
 use super::work::Tile;
 use super::{Parts, STRIP_CODES, STRIP_ROWS, STRIP_SCALES, TOKEN_BYTES, Tokens, UNIT};
-use crate::pack::{CHUNK_BYTES, CHUNK_ROWS, CODE_BYTES};
+use crate::pack::{CHUNK_ROWS, Chunk};
 
 /// Bytes of a piece.
 const PIECE: u32 = 16;
@@ -31,6 +31,8 @@ pub(super) struct Copies {
     units: u32,
     /// Whether tokens stay codes.
     codes: bool,
+    /// Bytes of a chunk of weights.
+    chunk_bytes: u32,
 }
 
 /// A stage that is being copied.
@@ -93,7 +95,8 @@ impl Copies {
                 weights.piece(k, parts, tile, number, to)
             })
             .collect();
-        Copies { tokens, weights: pieces, first_stage: tile.first_stage, units: config.units, codes }
+        let chunk_bytes = config.chunk().bytes();
+        Copies { tokens, weights: pieces, first_stage: tile.first_stage, units: config.units, codes, chunk_bytes }
     }
 
     /// How many pieces there are.
@@ -111,7 +114,7 @@ impl Copies {
             let column = k.mul(unit, UNIT);
             (k.mul_wide(column, 2), column)
         };
-        Filling { place, along: [tokens, (k.mul_wide(unit, CHUNK_BYTES), unit)], exists }
+        Filling { place, along: [tokens, (k.mul_wide(unit, self.chunk_bytes), unit)], exists }
     }
 
     /// Copies one of the pieces of a stage.
@@ -228,7 +231,7 @@ impl Weights {
             matrices: tile.weights(k, parts.config.products, pass),
             first_strip: k.shr(tile.column, STRIP_ROWS.trailing_zeros()),
             last_row: k.shr(last, CHUNK_ROWS.trailing_zeros()),
-            run: k.mul(tile.depth, CHUNK_BYTES),
+            run: k.mul(tile.depth, parts.config.chunk().bytes()),
         }
     }
 
@@ -243,9 +246,11 @@ impl Weights {
         to: Place,
     ) -> Piece {
         let strips = parts.config.strips();
-        let of_unit = strips * (STRIP_CODES + STRIP_SCALES) / PIECE;
+        let [strip_codes, strip_scales] = parts.config.strip_bytes();
+        let of_unit = strips * (strip_codes + strip_scales) / PIECE;
         let (unit, inside) = (k.div(number, of_unit), k.rem(number, of_unit));
-        let (code_pieces, scale_pieces) = (STRIP_CODES / PIECE, STRIP_SCALES / PIECE);
+        // Where there are no scales, no piece is beyond the codes.
+        let (code_pieces, scale_pieces) = (strip_codes / PIECE, (strip_scales / PIECE).max(1));
         let is_code = k.lt(inside, strips * code_pieces);
         let scale = k.sub(inside, strips * code_pieces);
         let code_strip = k.div(inside, code_pieces);
@@ -266,12 +271,13 @@ impl Weights {
         let chunk_strips = CHUNK_ROWS as u32 / STRIP_ROWS;
         let (row, quarter) = (k.div(strip, chunk_strips), k.rem(strip, chunk_strips));
         let row = k.min(row, self.last_row);
-        let code_offset = k.mul(quarter, STRIP_CODES);
-        let scale_offset = k.mul(quarter, STRIP_SCALES);
-        let scale_offset = k.add(scale_offset, CODE_BYTES);
+        let chunk: Chunk = parts.config.chunk();
+        let code_offset = k.mul(quarter, strip_codes);
+        let scale_offset = k.mul(quarter, strip_scales);
+        let scale_offset = k.add(scale_offset, chunk.code_bytes);
         let offset: Reg<U32> = k.select(is_code, code_offset, scale_offset);
         let offset = k.mul_add(at, PIECE, offset);
-        let offset = k.mul_add(unit, CHUNK_BYTES, offset);
+        let offset = k.mul_add(unit, chunk.bytes(), offset);
         let from = k.mul_wide_add(row, self.run, matrix);
         let from = k.mul_wide_add(offset, 1, from);
         // A stage of one unit has that unit.

@@ -11,9 +11,10 @@
 //! is dequantised. Tokens of 16 bits meet the same weights dequantised, from their other order.
 //!
 //! All threads copy and all compute. `pipeline` has the stages in shared memory and the one barrier per stage; `load`
-//! what each thread copies; `fragments` and `consume` the multiplications, `codes` those of NVFP4 by NVFP4; `finish`
-//! the way from sums to C; `work` which tile is whose.
+//! what each thread copies; `fragments` and `consume` the multiplications, `codes` those of NVFP4 by NVFP4, `bytes` the
+//! weights of FP8; `finish` the way from sums to C; `work` which tile is whose.
 
+mod bytes;
 mod codes;
 mod consume;
 mod finish;
@@ -22,12 +23,14 @@ mod load;
 mod pipeline;
 mod work;
 
+use format::Scaling;
 use ptx::{Builder, Error, Feature, Kernel, LaunchBounds, SpecialRegister, Target};
 
 use crate::families::choice::CAPACITIES;
 pub use crate::families::choice::{Products, Tokens};
+use crate::fp8::stretch;
 use crate::launch::Spec;
-use crate::pack::Codes;
+use crate::pack::{Chunk, Codes};
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use crate::products::MOST_EXPERTS;
@@ -42,7 +45,7 @@ pub const UNIT: u32 = 64;
 const TOKEN_BYTES: u32 = UNIT * 2;
 /// Rows of packed weights that lie together in a chunk: a *strip*.
 const STRIP_ROWS: u32 = 8;
-/// Bytes of a strip's codes and of its scales.
+/// Bytes of a strip's codes and of its scales, of NVFP4.
 const STRIP_CODES: u32 = crate::pack::CODE_BYTES / 4;
 const STRIP_SCALES: u32 = (crate::pack::CHUNK_BYTES - crate::pack::CODE_BYTES) / 4;
 /// Steps of 16 along k in a unit.
@@ -63,6 +66,8 @@ const SPARE_REGISTERS: u32 = 2;
 pub struct WarpMultiplySpec {
     /// What it is assembled for, which says how weights are packed.
     pub target: Target,
+    /// How the packed weights share scales: NVFP4, or any kind of FP8.
+    pub scaling: Scaling,
     /// Which products.
     pub products: Products,
     /// Blocks that are to share a multiprocessor: one finishes while the other multiplies.
@@ -159,6 +164,27 @@ impl WarpMultiplySpec {
         32 * along_n * along_k
     }
 
+    /// The chunks of packed weights.
+    fn chunk(&self) -> Chunk {
+        Chunk::of(self.scaling)
+    }
+
+    /// Bytes of a strip's codes and of its scales.
+    fn strip_bytes(&self) -> [u32; 2] {
+        let Chunk { code_bytes, row_scale_bytes } = self.chunk();
+        [code_bytes / 4, STRIP_ROWS * row_scale_bytes]
+    }
+
+    /// Whether sums of a stretch of k are made apart, since they have a scale of their own.
+    fn scales_sums(&self) -> bool {
+        self.scaled_slices().is_some()
+    }
+
+    /// Slices of such a stretch.
+    pub(super) fn scaled_slices(&self) -> Option<u32> {
+        stretch(self.scaling, self.element).map(|columns| columns * SLICES / UNIT)
+    }
+
     /// Strips of weights of one unit of a tile.
     fn strips(&self) -> u32 {
         self.columns / STRIP_ROWS * if self.products == Products::Interleaved { 2 } else { 1 }
@@ -170,7 +196,7 @@ impl WarpMultiplySpec {
             Tokens::NvFp4 => STRIP_CODES + STRIP_SCALES,
             other => STRIP_ROWS * other.parts() * TOKEN_BYTES,
         };
-        [self.tokens / STRIP_ROWS * of_eight, self.strips() * (STRIP_CODES + STRIP_SCALES)]
+        [self.tokens / STRIP_ROWS * of_eight, self.strips() * self.strip_bytes().iter().sum::<u32>()]
     }
 
     /// Bytes of a stage.
@@ -184,15 +210,21 @@ impl WarpMultiplySpec {
     }
 
     /// Registers that sums, fragments, tokens and the places of copies take.
-    fn held_registers(&self) -> u32 {
+    pub fn held_registers(&self) -> u32 {
         let (threads, [tokens, weights]) = (self.threads(), self.unit_bytes());
         let rounds = [tokens, weights].map(|bytes| (bytes * self.units / 16).div_ceil(threads)).iter().sum::<u32>();
         let fragments = self.division().fragments;
         let operands = match self.element {
             Tokens::NvFp4 => codes::TOKEN_REGISTERS + 5 * fragments,
+            // Powers of two and the bytes that they are made of.
+            _ if self.scaling == Scaling::MxFp8 => self.tokens / 2 + 24 * fragments,
+            _ if self.scaling.is_fp8() => self.tokens / 2 + 20 * fragments,
             _ => self.tokens / 2 + 14 * fragments,
         };
-        self.sums() + operands + 3 * rounds
+        // Scales that end within a unit are held beside those that end with it, and a few values more.
+        let scales = |slices: u32| 4 * fragments * SLICES / slices + 4;
+        let apart = self.scaled_slices().map_or(0, |slices| self.sums() + scales(slices));
+        self.sums() + apart + operands + 3 * rounds
     }
 
     /// Registers that a thread may have.
@@ -225,7 +257,7 @@ impl WarpMultiplySpec {
 
     /// What sums are multiplied by, since dequantised weights are smaller than they should be.
     pub fn weight_factor(&self) -> f64 {
-        if self.element == Tokens::NvFp4 { 1.0 } else { crate::pack::WEIGHT_FACTOR }
+        if self.element == Tokens::NvFp4 || self.scaling.is_fp8() { 1.0 } else { crate::pack::WEIGHT_FACTOR }
     }
 
     /// Blocks that take part in one tile.
@@ -286,7 +318,19 @@ impl WarpMultiplySpec {
         if self.element == Tokens::NvFp4 && !self.takes_codes() {
             return refuse("tensor cores for NVFP4", 0, "tokens of 16 bits: this target's take nothing else");
         }
+        self.check_scaling()?;
         self.experts.map_or(Ok(()), |experts| self.check_experts(experts))
+    }
+
+    fn check_scaling(&self) -> Result<(), Error> {
+        let plain = self.products == Products::Single && self.experts.is_none() && self.schedule != Schedule::SplitK;
+        let wanted = match self.scaling {
+            Scaling::NvFp4 => return Ok(()),
+            Scaling::MxFp4 | Scaling::WideMxFp4 => "nvfp4: mxfp4 is widened to it before it is packed for this kernel",
+            _ if plain && !self.takes_codes() => return Ok(()),
+            _ => "one matrix, not of experts and with all of k in a block, on tensor cores of 16 bits: that is FP8's",
+        };
+        Err(Error::Field { what: "scaling of weights", found: self.scaling as u64, wanted })
     }
 
     fn check_experts(&self, experts: Experts) -> Result<(), Error> {
@@ -319,9 +363,9 @@ impl Spec for WarpMultiplySpec {
 }
 
 /// Builds the kernel. Its arguments, in order: the table of the groups' tokens (address, and bytes from one part to the
-/// next), the table of groups, that of biases if there are some, the number of tiles, and the gate's limit. For
-/// experts: all rows, bytes from one part of them to the next, then what [`ExpertWork`](crate::phases::experts)
-/// declares, and the gate's limit.
+/// next), the table of groups, that of biases if there are some, that of columns' factors if they have some, the number
+/// of tiles, and the gate's limit. For experts: all rows, bytes from one part of them to the next, then what
+/// [`ExpertWork`](crate::phases::experts) declares, and the gate's limit.
 pub fn kernel(config: WarpMultiplySpec) -> Result<Kernel, Error> {
     config.check()?;
     let launch = LaunchBounds { threads: config.threads(), cluster: None, min_blocks: Some(config.resident) };

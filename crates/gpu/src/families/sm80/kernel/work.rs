@@ -64,7 +64,8 @@ impl Work {
         };
         let matrices = if config.products == Products::Single { 1 } else { 2 };
         let (columns, threads, biased) = (config.columns, config.threads(), config.biased);
-        let tiles = ExpertTiles { columns, threads, matrices, biased, rounded: false };
+        let by_column = config.scaling.is_fp8();
+        let tiles = ExpertTiles { columns, threads, matrices, biased, rounded: false, by_column };
         let groups = Groups::declare(k, config.groups, config.experts, tiles);
         Work { config, rows, groups, clamp: k.param("clamp") }
     }

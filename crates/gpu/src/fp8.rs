@@ -1,0 +1,248 @@
+//! FP8 weights in the order in which kernels read them, and the factors of their rows.
+//!
+//! Chunks are those of [`crate::pack`], 32 rows × 64 columns of k, with a byte per weight and scales as
+//! [`Chunk`] says:
+//!
+//! ```text
+//! 0..2048   weights: for each of 4 strips (8 rows each), for each of 32 lanes, a word per 16 of k
+//! 2048..    scales: for each of 32 rows, nothing (fp8), a byte per 32 of k (mxfp8), or a float per 64 or per 32
+//! ```
+//!
+//! **A word** holds four weights of one row, those that one thread contributes to an `mma.sync`: with c = lane % 4,
+//! columns 2c, 2c + 1, 2c + 8 and 2c + 9 of a step of 16. Each half of the word has two of them, even columns in the
+//! low one: 2c with its sign in bit 15 and its magnitude in bits 7..14, where these are a half worth 2⁻⁸ of the weight,
+//! and 2c + 8 with its sign in bit 14 and its magnitude in bits 0..7.
+//!
+//! **Scales** of a row are taken apart as [`RowScales`] does: a factor of the row, which multiplies finished sums, and
+//! what is left for its segments, at most 2. A byte of MXFP8 is the biased exponent of that, at most 127. **A factor**
+//! of a row is a float and the exponent of a power of two that multiplies it: eight bytes ([`factor_words`]).
+
+use format::{Fp8Matrix, Fp8Scales, Scaling};
+use op::fp8::{RowScales, Segments};
+use op::{Activation, Error, Result, Team};
+
+use crate::pack::{CHUNK_DEPTH, CHUNK_ROWS, Chunk};
+use crate::phases::table::factor_words;
+use crate::phases::tokens::Tokens;
+
+/// Columns of k of a step.
+const STEP: usize = 16;
+/// The biased exponent of 1.
+const ONE: u8 = 127;
+
+/// Elements of k whose sums kernels make apart, since they are multiplied with a scale of their own, if they are. A
+/// half does not hold MXFP8's powers of two; bfloat16 does, and weights are multiplied with them.
+pub(crate) fn stretch(scaling: Scaling, tokens: Tokens) -> Option<u32> {
+    match (scaling, tokens) {
+        (Scaling::Fp8By64, _) => Some(64),
+        (Scaling::Fp8By32, _) | (Scaling::MxFp8, Tokens::F16) => Some(32),
+        _ => None,
+    }
+}
+
+/// The same in the words of the bound.
+pub(crate) fn segments(scaling: Scaling, activation: Activation) -> Segments {
+    let stretch = stretch(scaling, Tokens::of(activation));
+    stretch.map_or(Segments::Blocks, |stretch| Segments::Every(stretch as usize))
+}
+
+/// A packed matrix: chunks, and the factors of its rows.
+#[derive(Debug)]
+pub(crate) struct PackedBytes {
+    pub chunks: Vec<u8>,
+    pub factors: Vec<u8>,
+}
+
+/// Packs a matrix on a team's threads.
+pub(crate) fn pack(matrix: &Fp8Matrix<'_>, team: &Team) -> Result<PackedBytes> {
+    let rows = (0..matrix.rows()).map(|row| RowScales::of(matrix, row)).collect::<Result<Vec<_>>>()?;
+    let chunk = Chunk::of(matrix.scaling());
+    let run = matrix.k().div_ceil(CHUNK_DEPTH) * chunk.bytes() as usize;
+    let bytes = matrix.rows().div_ceil(CHUNK_ROWS).checked_mul(run);
+    let too_large = || Error::Format(format::Error::TooLarge { rows: matrix.rows(), columns: matrix.k() });
+    let mut chunks = vec![0; bytes.ok_or_else(too_large)?];
+    team.for_each(chunks.chunks_mut(run).enumerate(), |(index, bytes)| {
+        for (step, bytes) in bytes.chunks_exact_mut(chunk.bytes() as usize).enumerate() {
+            let (codes, scales) = bytes.split_at_mut(chunk.code_bytes as usize);
+            let (row, column) = (index * CHUNK_ROWS, step * CHUNK_DEPTH);
+            for (at, place) in codes.chunks_exact_mut(4).enumerate() {
+                let (strip, lane, slice) = (at / 128, at / 4 % 32, at % 4);
+                let word = word(matrix, row + 8 * strip + lane / 4, column + STEP * slice + 2 * (lane % 4));
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+            if chunk.row_scale_bytes > 0 {
+                for (within, place) in scales.chunks_exact_mut(chunk.row_scale_bytes as usize).enumerate() {
+                    pack_scales(matrix, rows.get(row + within), column, place);
+                }
+            }
+        }
+    });
+    Ok(PackedBytes { chunks, factors: bytemuck::cast_slice(&factors(&rows)).to_vec() })
+}
+
+/// The matrix of a shape that was packed so: the same numbers, and scales that are worth the same. Those of blocks come
+/// per row.
+pub(crate) fn unpack(packed: &PackedBytes, (rows, k): (usize, usize), scaling: Scaling) -> Result<Fp8Matrix<'static>> {
+    let chunk = Chunk::of(scaling);
+    let chunk_at = |row: usize, column: usize| {
+        let number = row / CHUNK_ROWS * k.div_ceil(CHUNK_DEPTH) + column / CHUNK_DEPTH;
+        &packed.chunks[number * chunk.bytes() as usize..][..chunk.bytes() as usize]
+    };
+    let code = |row: usize, column: usize| {
+        let (within, inside) = (row % CHUNK_ROWS, column % CHUNK_DEPTH);
+        let lane = within % 8 * 4 + inside % 8 / 2;
+        let at = within / 8 * 512 + lane * 16 + inside / STEP * 4 + 2 * (inside % 2);
+        let bytes = chunk_at(row, column);
+        let half = u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        if inside % STEP < 8 {
+            (half >> 8 & 0x80 | half >> 7 & 0x7f) as u8
+        } else {
+            (half >> 7 & 0x80 | half & 0x7f) as u8
+        }
+    };
+    let codes: Vec<u8> = (0..rows * k).map(|at| code(at / k, at % k)).collect();
+    let factors: Vec<(f64, i32)> = packed
+        .factors
+        .chunks_exact(8)
+        .map(|bytes| {
+            let [number, exponent] = bytemuck::pod_read_unaligned(bytes);
+            (f64::from(f32::from_bits(number)), u32::cast_signed(exponent))
+        })
+        .collect();
+    let factor = |row: usize| factors[row].0 * 2f64.powi(factors[row].1);
+    // The scale of a row's segment, as it lies in a chunk.
+    let scale = |row: usize, segment: usize, bytes: usize| {
+        let column = segment * scaling.block();
+        let at = chunk.code_bytes as usize
+            + row % CHUNK_ROWS * chunk.row_scale_bytes as usize
+            + column % CHUNK_DEPTH / scaling.block() * bytes;
+        &chunk_at(row, column)[at..at + bytes]
+    };
+    let segments = k.div_ceil(scaling.block());
+    let places = || (0..rows).flat_map(|row| (0..segments).map(move |segment| (row, segment)));
+    let scales = match scaling {
+        Scaling::MxFp8 => {
+            let exponent = |(row, at): (usize, usize)| (factors[row].1 + i32::from(scale(row, at, 1)[0])) as u8;
+            Fp8Scales::Mx(places().map(exponent).collect())
+        }
+        Scaling::Fp8By64 | Scaling::Fp8By32 => {
+            let own = |(row, at): (usize, usize)| f64::from(bytemuck::pod_read_unaligned::<f32>(scale(row, at, 4)));
+            let scales = places().map(|place| (factor(place.0) * own(place)) as f32).collect();
+            Fp8Scales::Blocks { block: [1, scaling.block()], scales }
+        }
+        _ => Fp8Scales::Rows((0..rows).map(|row| factor(row) as f32).collect()),
+    };
+    Ok(Fp8Matrix::new(rows, k, codes, scales)?)
+}
+
+/// One thread's four weights of one row and step.
+fn word(matrix: &Fp8Matrix<'_>, row: usize, column: usize) -> u32 {
+    let code = |column: usize| {
+        let inside = row < matrix.rows() && column < matrix.k();
+        if inside { u32::from(matrix.row_codes(row)[column]) } else { 0 }
+    };
+    let half = |odd: usize| {
+        let (near, far) = (code(column + odd), code(column + 8 + odd));
+        (near & 0x80) << 8 | (near & 0x7f) << 7 | (far & 0x80) << 7 | far & 0x7f
+    };
+    half(0) | half(1) << 16
+}
+
+/// The scales of a row in a chunk; those of rows and columns beyond the edge are 1.
+fn pack_scales(matrix: &Fp8Matrix<'_>, row: Option<&RowScales>, column: usize, out: &mut [u8]) {
+    let scaling = matrix.scaling();
+    let scale = |at: usize| row.and_then(|row| row.segments.get((column + at) / matrix.segment()).copied());
+    match scaling {
+        Scaling::MxFp8 => {
+            for (index, place) in out.iter_mut().enumerate() {
+                // Exact powers of two; zero stands for a segment of zeros.
+                let power = scale(index * scaling.block()).filter(|scale| *scale != 0.0).unwrap_or(1.0);
+                *place = (power.to_bits() >> 23) as u8;
+                debug_assert!(*place <= ONE);
+            }
+        }
+        _ => {
+            for (index, place) in out.chunks_exact_mut(4).enumerate() {
+                place.copy_from_slice(&scale(index * scaling.block()).unwrap_or(1.0).to_le_bytes());
+            }
+        }
+    }
+}
+
+/// The factors of rows.
+fn factors(rows: &[RowScales]) -> Vec<[u32; 2]> {
+    rows.iter().map(|row| factor_words(row.row)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use format::e4m3;
+    use half::f16;
+    use op::Alone;
+
+    use super::*;
+
+    /// A matrix with every number there is, and some scales.
+    fn matrix(rows: usize, k: usize, scales: Fp8Scales<'static>) -> Fp8Matrix<'static> {
+        let code = |at: usize| Some((at * 7 + at / 61) as u8).filter(|code| !e4m3::is_nan(*code)).unwrap_or(0);
+        Fp8Matrix::new(rows, k, (0..rows * k).map(code).collect::<Vec<u8>>(), scales).unwrap()
+    }
+
+    /// A packed matrix read as kernels read it.
+    fn unpacked(packed: &PackedBytes, scaling: Scaling, row: usize, column: usize, k: usize) -> f64 {
+        let chunk = Chunk::of(scaling);
+        let number = row / CHUNK_ROWS * k.div_ceil(CHUNK_DEPTH) + column / CHUNK_DEPTH;
+        let bytes = &packed.chunks[number * chunk.bytes() as usize..][..chunk.bytes() as usize];
+        let (within, inside) = (row % CHUNK_ROWS, column % CHUNK_DEPTH);
+        let (lane, slice) = (within % 8 * 4 + inside % 8 / 2, inside / STEP);
+        let at = within / 8 * 512 + lane * 16 + slice * 4 + 2 * (inside % 2);
+        let half = u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let bits = if inside % STEP < 8 { half & 0xbf80 } else { half << 7 & 0x3f80 | half << 1 & 0x8000 };
+        let scales = &bytes[2048 + within * chunk.row_scale_bytes as usize..][..chunk.row_scale_bytes as usize];
+        let scale = match scaling {
+            Scaling::MxFp8 => f64::from(f32::from_bits(u32::from(scales[inside / 32]) << 23)),
+            Scaling::Fp8 => 1.0,
+            other => f64::from(bytemuck::pod_read_unaligned::<f32>(&scales[inside / other.block() * 4..][..4])),
+        };
+        let factor: [u32; 2] = bytemuck::pod_read_unaligned(&packed.factors[8 * row..][..8]);
+        let factor = f64::from(f32::from_bits(factor[0])) * 2f64.powi(factor[1].cast_signed());
+        f16::from_bits(bits).to_f64() * 256.0 * scale * factor
+    }
+
+    #[test]
+    fn every_weight_is_found_where_a_thread_looks_for_it() {
+        let blocks = |block: [usize; 2], count: usize| {
+            let scales = (0..count).map(|at| (at as f32 - 1.5) * 0.3).collect::<Vec<f32>>().into();
+            Fp8Scales::Blocks { block, scales }
+        };
+        let cases = [
+            (40, 80, Fp8Scales::Matrix(-0.013)),
+            (3, 64, Fp8Scales::Rows(vec![1e-30, 0.0, -3e20].into())),
+            (33, 96, Fp8Scales::Mx((0..33 * 3).map(|at| 100 + at as u8 % 57).collect::<Vec<u8>>().into())),
+            (70, 208, blocks([64, 128], 4)),
+            (5, 160, blocks([2, 96], 6)),
+        ];
+        let team = Team::new(Alone);
+        for (rows, k, scales) in cases {
+            let matrix = matrix(rows, k, scales);
+            let (packed, scaling) = (pack(&matrix, &team).unwrap(), matrix.scaling());
+            for (row, column) in (0..rows).flat_map(|row| (0..k).map(move |column| (row, column))) {
+                let expected = f64::from(e4m3::decode(matrix.row_codes(row)[column]))
+                    * matrix.scale(row, column / matrix.segment());
+                let found = unpacked(&packed, scaling, row, column, k);
+                assert_eq!(found, expected, "{scaling}, row {row}, column {column}");
+            }
+            let again = unpack(&packed, (rows, k), scaling).unwrap();
+            assert_eq!((again.codes(), again.dequantize()), (matrix.codes(), matrix.dequantize()), "{scaling}");
+        }
+    }
+
+    #[test]
+    fn edges_are_zeros_and_scales_that_are_numbers() {
+        let matrix = matrix(1, 32, Fp8Scales::Mx(vec![3].into()));
+        let packed = pack(&matrix, &Team::new(Alone)).unwrap();
+        assert_eq!(packed.chunks[2048..], [ONE; 64]);
+        assert!(packed.chunks[512..2048].iter().all(|byte| *byte == 0));
+        assert_eq!(packed.factors.len(), 8);
+    }
+}
