@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use format::{Dense, Values};
+use format::{Dense, Fp8Matrix, Values};
 use half::{bf16, f16};
 use op::operands::problem_of;
 use op::{
@@ -237,6 +237,18 @@ impl Engine {
             checkpoint_bytes: weights.iter().map(Weights::checkpoint_bytes).sum(),
             precision: Precision::Exact,
         })
+    }
+
+    /// Packs an FP8 matrix and its bias for a device's backend, as a layer of one plain product.
+    pub(crate) fn load_fp8(
+        &self,
+        backend: &'static dyn Backend,
+        matrix: &Fp8Matrix<'_>,
+        bias: Option<&[f32]>,
+    ) -> Result<Layer> {
+        let packed = backend.prepack_fp8(matrix, bias, &self.team)?;
+        let layer = Layer::from_packed(packed, Gate::None, InputScales::from_groups(vec![None]));
+        Ok(layer.with_checkpoint_bytes(matrix.bytes() + bias.map_or(0, size_of_val)))
     }
 
     /// Packs weights for the backends that are predicted to compute a typical number of tokens soonest, copies to a

@@ -34,7 +34,7 @@ use op::operands::problem_of;
 use op::{Error, Problem, Request, Result};
 
 use crate::planner::Planner;
-use crate::{Experts, Layer, Mlp};
+use crate::{Experts, Fp8Linear, Layer, Mlp};
 
 /// A stream, and the plans and the working memory of what is queued there.
 #[derive(Debug)]
@@ -183,6 +183,22 @@ impl Queue {
         let call = self.prepared(layer, tokens, outputs)?;
         // SAFETY: the call was prepared for these operands, and the rest is the caller's promise.
         unsafe { self.launches.launch(call) }
+    }
+
+    /// Queues an FP8 linear layer, as [`Queue::enqueue`] does any other product. It must be in the device's memory, as
+    /// one that an engine of `cuda` alone has packed is.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Queue::enqueue`].
+    pub unsafe fn enqueue_fp8(&mut self, layer: &Fp8Linear, tokens: DeviceTokens, out: DeviceOutput) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.enqueue(layer.on_device()?, &[tokens], &[out]) }
+    }
+
+    /// Does everything that comes before the queueing of such a call.
+    pub fn prepare_fp8(&mut self, layer: &Fp8Linear, tokens: DeviceTokens, out: DeviceOutput) -> Result<()> {
+        self.prepare(layer.on_device()?, &[tokens], &[out])
     }
 
     /// Does everything that comes before the queueing: looks at the operands, plans, compiles and allocates.

@@ -18,6 +18,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use format::Scaling;
 use serde::{Deserialize, Serialize};
 
 use crate::backends;
@@ -51,7 +52,7 @@ impl Bucket {
             "{}{}{}→{} ×{} g{} m{} n{} k{}{whole} t{threads}",
             problem.activation(),
             if problem.precision() == Precision::Fp8 { " as fp8" } else { "" },
-            if problem.scaling().is_mx() { " by mxfp4" } else { "" },
+            scales(problem.scaling()),
             problem.output(),
             problem.matrices(),
             problem.groups().len().next_power_of_two(),
@@ -59,6 +60,15 @@ impl Bucket {
             largest(|s| s.n),
             largest(|s| s.k),
         ))
+    }
+}
+
+/// The weights' kind, where they are not NVFP4.
+fn scales(scaling: Scaling) -> String {
+    match scaling {
+        Scaling::NvFp4 => String::new(),
+        Scaling::MxFp4 | Scaling::WideMxFp4 => " by mxfp4".to_owned(),
+        other => format!(" by {other}"),
     }
 }
 
