@@ -139,6 +139,10 @@ pub enum Error {
     #[error("no case of {suites} is there for its speed; add --all to take every case")]
     NoCases { suites: String },
 
+    /// A suite that no clock is for.
+    #[error("the suite {suite} is there to be checked, not to be timed: hammerhead verify --suite {suite}")]
+    OnlyVerified { suite: &'static str },
+
     /// A command or an option under its former name.
     #[error("{old} has another name now: {new}")]
     OldSpelling { old: &'static str, new: String },

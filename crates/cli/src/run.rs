@@ -334,6 +334,7 @@ fn expect_computes_on(backend: &str, device: &str) -> Result<()> {
 }
 
 fn run_selected(args: &Args) -> Result<()> {
+    args.selection.expect_timed()?;
     let models = args.selection.models(&args.layers)?;
     let devices = each_once(&args.device);
     let explained = |problems: &[Problem]| {

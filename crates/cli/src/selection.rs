@@ -1,5 +1,6 @@
 //! Which problems `run`, `verify` and `bench` compute: cases of the suites, or shapes from the command line, with the
-//! gate and the types that were asked for; and, for the suite `moe`, which models' layers of experts.
+//! gate and the types that were asked for; for the suite `moe`, which models' layers of experts; and for the suite
+//! `fp8-weights`, plain products with such weights.
 
 use std::str::FromStr;
 
@@ -7,6 +8,7 @@ use clap::Args;
 use hammerhead::{Activation, Gate, Output, Precision};
 use serde::Serialize;
 use testkit::cases::{self, Case, Inputs, Instance, Suite};
+use testkit::fp8;
 use testkit::moe::{self, Model};
 
 use crate::options::each_once;
@@ -16,22 +18,26 @@ use crate::{Error, Result, memory};
 /// What stands in place of a suite's name where the shape was given.
 const GIVEN: &str = "shape";
 
-/// A suite by its name: problems of one product, or whole layers of experts.
+/// A suite by its name: problems of one product, whole layers of experts, or products with FP8 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SuiteName {
     /// Problems.
     Of(Suite),
     /// Layers of experts as models have them.
     Moe,
+    /// Plain products with FP8 weights.
+    Fp8Weights,
 }
 
 impl SuiteName {
     const MOE: &'static str = "moe";
+    /// The name of the products with FP8 weights.
+    pub const FP8_WEIGHTS: &'static str = "fp8-weights";
 
     fn problems(self) -> Option<Suite> {
         match self {
             SuiteName::Of(suite) => Some(suite),
-            SuiteName::Moe => None,
+            SuiteName::Moe | SuiteName::Fp8Weights => None,
         }
     }
 }
@@ -40,7 +46,11 @@ impl FromStr for SuiteName {
     type Err = hammerhead::Error;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        if name == Self::MOE { Ok(SuiteName::Moe) } else { name.parse().map(SuiteName::Of) }
+        match name {
+            Self::MOE => Ok(SuiteName::Moe),
+            Self::FP8_WEIGHTS => Ok(SuiteName::Fp8Weights),
+            _ => name.parse().map(SuiteName::Of),
+        }
     }
 }
 
@@ -96,7 +106,7 @@ pub struct Selection {
 /// The help of `--suite` in a command that takes these where neither suites nor shapes are named.
 pub fn suite_help(default: &str) -> String {
     format!(
-        "Problems of this suite: dual, group, decode, edge, adverse or fp8, or moe for whole layers of experts; may be given several times [default: {default}; none if a shape is given]"
+        "Problems of this suite: dual, group, decode, edge, adverse or fp8, moe for whole layers of experts, or (to verify) fp8-weights for plain products with those; may be given several times [default: {default}; none if a shape is given]"
     )
 }
 
@@ -153,6 +163,19 @@ impl Selection {
             }
         }
         Ok(chosen)
+    }
+
+    /// Refuses the suite that is only verified.
+    pub fn expect_timed(&self) -> Result<()> {
+        match self.linears().is_empty() {
+            true => Ok(()),
+            false => Err(Error::OnlyVerified { suite: SuiteName::FP8_WEIGHTS }),
+        }
+    }
+
+    /// The products with FP8 weights that are meant, if any are. Their cases have types of their own.
+    pub fn linears(&self) -> Vec<fp8::Case> {
+        if self.suite.contains(&SuiteName::Fp8Weights) { fp8::cases() } else { Vec::new() }
     }
 
     /// The models whose layers are meant, if any are.

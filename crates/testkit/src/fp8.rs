@@ -1,12 +1,12 @@
-//! Plain products with FP8 weights: one list of cases, each with its reason, and the tester that every CPU backend
-//! passes on them.
+//! Plain products with FP8 weights: one list of cases, each with its reason, and the tester that every backend passes
+//! on them.
 
 use std::borrow::Cow;
 
 use format::{Dense, Fp8Matrix, Fp8Scales, MX_BLOCK, Values, e4m3};
 use half::{bf16, f16};
-use hammerhead::cpu::Fp8Panels;
-use op::{Activation, Backend, Output, Result, Target, Team};
+use hammerhead::cpu::{self, Fp8Panels};
+use op::{Activation, Activations, Backend, Call, Config, Error, Gate, Output, Problem, Result, Shape, Target, Team};
 
 /// How a case's weights are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -174,8 +174,33 @@ impl Case {
     }
 }
 
-/// What one backend made of one case: nothing, or what was wrong with it.
-pub fn verify(case: &Case, backend: &dyn Backend, team: &Team) -> Result<Option<String>> {
+/// A case's product as a problem of a backend that computes it like any other, with weights that were packed so.
+pub fn problem(case: &Case, scaling: format::Scaling) -> Result<Problem> {
+    let [m, n, k] = case.shape;
+    let problem = Problem::new(vec![Shape::new(m, n, k)], Gate::None, case.activation, case.output)?;
+    problem.with_scaling(scaling)
+}
+
+/// What a backend made of a case.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// Results that were compared, and how many of them are wrong.
+    pub compared: usize,
+    /// See [`Checked::compared`].
+    pub wrong: usize,
+    /// How much of what it may be off by the worst result is off by.
+    pub most: f64,
+    /// The first that is wrong.
+    pub first: Option<String>,
+}
+
+/// What one backend made of one case. GPUs take the configuration that should be the fastest.
+pub fn verify(case: &Case, backend: &dyn Backend, team: &Team) -> Result<Checked> {
+    verify_in(case, backend, None, team)
+}
+
+/// The same in a configuration of a GPU's.
+pub fn verify_in(case: &Case, backend: &dyn Backend, config: Option<Config>, team: &Team) -> Result<Checked> {
     let (matrix, tokens, bias) = (case.matrix()?, case.tokens()?, case.bias());
     let [m, n, _] = case.shape;
     let mut found: Values<'static> = match case.output {
@@ -183,24 +208,69 @@ pub fn verify(case: &Case, backend: &dyn Backend, team: &Team) -> Result<Option<
         Output::BF16 => vec![bf16::NAN; m * n].into(),
         Output::F32 => vec![f32::NAN; m * n].into(),
     };
-    let packed = Fp8Panels::new(&matrix, bias.as_deref(), team)?;
     let mut targets = Target::all(std::slice::from_mut(&mut found));
-    let activations = tokens.as_borrowed().into();
-    for target in targets.drain(..) {
-        packed.run(backend.name(), &activations, target, team)?;
+    let activations: Activations<'_> = tokens.as_borrowed().into();
+    if backend.layout() == cpu::LAYOUT {
+        let packed = Fp8Panels::new(&matrix, bias.as_deref(), team)?;
+        for target in targets.drain(..) {
+            packed.run(backend.name(), &activations, target, team)?;
+        }
+    } else {
+        let packed = backend.prepack_fp8(&matrix, bias.as_deref(), team)?;
+        let problem = problem(case, packed.scaling())?;
+        let config = config.map_or_else(|| cheapest(backend, &problem, team), Ok)?;
+        let activations = std::slice::from_ref(&activations);
+        Call::new((backend, config), &problem, packed.as_ref(), activations, &mut targets, team)?.run()?;
     }
+    drop(targets);
     let found: Vec<f64> = match &found {
         Values::F16(c) => c.iter().map(|x| x.to_f64()).collect(),
         Values::BF16(c) => c.iter().map(|x| x.to_f64()).collect(),
         Values::F32(c) => c.iter().map(|&x| f64::from(x)).collect(),
     };
     let arithmetic = backend.arithmetic(case.activation);
-    let expected = op::fp8::bounded(&tokens, &matrix, bias.as_deref(), arithmetic)?;
-    let wrong = found.iter().zip(&expected).position(|(&found, expected)| !expected.accepts(found, case.output));
-    Ok(wrong.map(|at| {
-        let (row, column, expected) = (at / n, at % n, expected[at]);
-        let allowed = expected.allowed(case.output);
-        let (backend, found, value) = (backend.name(), found[at], expected.value);
-        format!("{backend}, {case:?}: row {row}, column {column} is {found}, not {value} ± {allowed}")
-    }))
+    let adding = (arithmetic, backend.fp8_segments(matrix.scaling(), case.activation));
+    let expected = op::fp8::bounded(&tokens, &matrix, bias.as_deref(), adding)?;
+    let mut checked = Checked { compared: found.len(), wrong: 0, most: 0.0, first: None };
+    for (at, (&found, expected)) in found.iter().zip(&expected).enumerate() {
+        let (allowed, value) = (expected.allowed(case.output), expected.value);
+        if expected.accepts(found, case.output) {
+            let used = (found - value).abs() / allowed;
+            checked.most = if used.is_finite() { checked.most.max(used) } else { checked.most };
+            continue;
+        }
+        checked.wrong += 1;
+        let (row, column) = (at / n, at % n);
+        checked.first.get_or_insert_with(|| format!("row {row}, column {column} is {found}, not {value} ± {allowed}"));
+    }
+    Ok(checked)
+}
+
+/// Some of the configurations that a backend has for a case, as different as they are: none twice in tile, schedule and
+/// depth.
+pub fn configs(case: &Case, backend: &dyn Backend, team: &Team) -> Result<Vec<Config>> {
+    let problem = problem(case, case.matrix()?.scaling())?;
+    let mut kept: Vec<Config> = Vec::new();
+    for config in backend.candidates(&problem, team.count()) {
+        let how = |config: &Config| (config.schedule, config.epilogue, config.depth, config.strategy);
+        let same = |other: &Config| other.tile == config.tile || how(other) == how(&config);
+        if backend.legal(&problem, &config, team.count()).is_ok() && !kept.iter().any(same) {
+            kept.push(config);
+        }
+    }
+    Ok(kept)
+}
+
+/// The configuration that should be the fastest.
+fn cheapest(backend: &dyn Backend, problem: &Problem, team: &Team) -> Result<Config> {
+    let priced = backend.candidates(problem, team.count()).into_iter().filter_map(|config| {
+        let cost = backend.check(problem, &config, team.count()).ok()?;
+        Some((cost.seconds, config))
+    });
+    let best = priced.min_by(|(one, _), (other, _)| one.total_cmp(other));
+    best.map(|(_, config)| config).ok_or_else(|| Error::Unavailable {
+        backend: backend.name(),
+        reason: format!("it has no configuration for {problem}"),
+        remedy: "compute it with another backend".to_owned(),
+    })
 }

@@ -41,6 +41,7 @@ pub fn bench(args: &Args) -> Result<()> {
     let activations: &[Activation] = if device_alone { &[Activation::F16, Activation::NvFp4] } else { &[] };
     let suites = &[Suite::Dual, Suite::Group, Suite::Decode];
     let cases = args.selection.cases(Defaults { suites, activations, timed: !args.all })?;
+    args.selection.expect_timed()?;
     let models = args.selection.models(&args.layers)?;
     if !models.is_empty() && !cases.is_empty() {
         return Err(Error::LayerOption {

@@ -1,6 +1,7 @@
 //! `hammerhead verify`: every case of some suites, on every backend, in many configurations, against the reference.
 
 mod layers;
+mod linears;
 
 use clap::Args as ClapArgs;
 use gpu::simulated;
@@ -32,7 +33,7 @@ const SMALL: f64 = 1e9;
     Without --suite and --shape the suites edge, adverse and decode are checked, a minute or so on two cores. Small cases are tried as \
     planned and in every strategy with several tiles, depths and stages; large ones as planned and once in every \
     strategy. --full tries large ones like small ones. The suite moe checks models' whole layers of experts, scaled down, with \
-    every intermediate, batch-invariant and not. Of large results a sample is compared, drawn from the seed, \
+    every intermediate, batch-invariant and not; the suite fp8-weights plain products with FP8 and MXFP8 weights. Of large results a sample is compared, drawn from the seed, \
     corners included. Cases that a backend refuses are left out and counted. The simulator is checked where it is asked \
     for by name, and refuses all but small problems.\n\n\
     Examples:\n  \
@@ -40,6 +41,7 @@ const SMALL: f64 = 1e9;
     hammerhead verify --suite dual --suite group --backend scalar\n  \
     hammerhead verify --backend sim\n  \
     hammerhead verify --suite moe --model deepseek-v3\n  \
+    hammerhead verify --suite fp8-weights --backend cuda\n  \
     hammerhead verify --shape 256x4096x7168 --shape 80,176,128x4096x7168 --activation bf16\n  \
     hammerhead verify --suite edge --config strategy=ping-pong,stages=3 --seed 7"
 )]
@@ -125,7 +127,9 @@ pub fn verify(args: &Args) -> Result<()> {
     let defaults = Defaults { suites: &[Suite::Edge, Suite::Adverse, Suite::Decode], activations: &[], timed: false };
     let cases = args.selection.cases(defaults)?;
     let models = args.selection.models(&args.layers)?;
-    let bar = console::progress(cases.len() + models.len());
+    let linears = args.selection.linears();
+    let all = cases.len() + models.len() + linears.len();
+    let bar = console::progress(all);
     let backends = engines.iter().map(|engine| engine.backends()[0].name()).collect();
     let mut summary = Summary {
         seed: args.selection.seed,
@@ -145,10 +149,11 @@ pub fn verify(args: &Args) -> Result<()> {
         bar.inc(1);
     }
     layers::check(&args.selection, &models, &engines, &mut summary, &bar)?;
+    linears::check(&linears, &engines, &mut summary, &bar)?;
     bar.finish_and_clear();
     if summary.passed + summary.failed == 0 {
         let reason = summary.refusal.unwrap_or_else(|| "there are none".to_owned());
-        return Err(Error::NothingChecked { cases: cases.len() + models.len(), reason });
+        return Err(Error::NothingChecked { cases: all, reason });
     }
     tell(args, &summary)?;
     let (failed, all) = (summary.failed, summary.passed + summary.failed);

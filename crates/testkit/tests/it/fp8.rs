@@ -1,18 +1,44 @@
-//! Plain products with FP8 weights on every CPU backend of this machine.
+//! Plain products with FP8 weights on every CPU backend of this machine, and with the GPU's kernels in the simulator.
 
-use format::{Dense, Fp8Matrix, Fp8Scales, Values, e4m3};
+use format::{Dense, Fp8Matrix, Fp8Scales, Scaling, Values, e4m3};
+use gpu::Simulated;
+use gpu::simulated::Staged;
+use half::bf16;
 use hammerhead::cpu::{self, Fp8Panels};
-use hammerhead_testkit::fp8::{cases, verify};
-use op::{Backend, Error, Target, Team};
+use hammerhead_testkit::fp8::{Case, cases, configs, problem, verify, verify_in};
+use op::fp8::Segments;
+use op::{
+    Activation, Activations, Backend, Call, Config, Epilogue, Error, Gate, Operands, Output, Precision, Problem,
+    Request, Schedule, Shape, Target, Team, Weights,
+};
+use rayon::prelude::*;
+use sim::Mutants;
+use sim::mutate::{Mutant, mutants};
 
 fn available() -> impl Iterator<Item = &'static dyn Backend> {
     cpu::backends().iter().copied().filter(|backend| backend.available().is_ok())
 }
 
+/// Every backend of the processor, and the GPU's kernels in the simulator.
+fn all() -> impl Iterator<Item = &'static dyn Backend> {
+    available().chain(Simulated::by_name("sim:sm80").map(|on| on as &dyn Backend))
+}
+
 fn computed(backend: &dyn Backend, matrix: &Fp8Matrix<'_>, tokens: &Dense<'_>, team: &Team) -> Vec<f32> {
     let mut c = vec![f32::NAN; tokens.rows() * matrix.rows()];
-    let packed = Fp8Panels::new(matrix, None, team).unwrap();
-    packed.run(backend.name(), &tokens.as_borrowed().into(), Target::F32(&mut c), team).unwrap();
+    let tokens: Activations<'_> = tokens.as_borrowed().into();
+    if backend.layout() == cpu::LAYOUT {
+        let packed = Fp8Panels::new(matrix, None, team).unwrap();
+        packed.run(backend.name(), &tokens, Target::F32(&mut c), team).unwrap();
+        return c;
+    }
+    let packed = backend.prepack_fp8(matrix, None, team).unwrap();
+    let shape = Shape::new(tokens.rows(), matrix.rows(), matrix.k());
+    let problem = Problem::new(vec![shape], Gate::None, tokens.element(), Output::F32).unwrap();
+    let problem = problem.with_scaling(packed.scaling()).unwrap();
+    let config = backend.candidates(&problem, 1)[0];
+    let targets = &mut [Target::F32(&mut c)];
+    Call::new((backend, config), &problem, packed.as_ref(), &[tokens], targets, team).unwrap().run().unwrap();
     c
 }
 
@@ -21,10 +47,35 @@ fn every_backend_is_within_the_bound_on_every_case() {
     for threads in [1, 3] {
         let team = cpu::team(Some(threads)).unwrap();
         for (case, backend) in cases().iter().flat_map(|case| available().map(move |backend| (case, backend))) {
-            let wrong = verify(case, backend, &team).unwrap();
-            assert!(wrong.is_none(), "{}: {}", case.reason, wrong.unwrap_or_default());
+            let found = verify(case, backend, &team).unwrap();
+            assert_eq!(found.wrong, 0, "{} on {}: {:?}", case.reason, backend.name(), found.first);
         }
     }
+}
+
+#[test]
+fn the_gpus_kernels_are_within_the_bound_on_every_case() {
+    let team = cpu::team(Some(1)).unwrap();
+    for name in ["sim", "sim:sm80", "sim:sm100", "sim:sm120"] {
+        let on = Simulated::by_name(name).unwrap();
+        cases().par_iter().for_each(|case| {
+            let found = verify(case, on, &team).unwrap_or_else(|error| panic!("{case:?} on {name}: {error}"));
+            assert_eq!(found.wrong, 0, "{} on {name}: {:?}", case.reason, found.first);
+        });
+    }
+}
+
+#[test]
+fn every_kind_of_configuration_is_within_the_bound_on_every_case() {
+    let (team, on) = (cpu::team(Some(1)).unwrap(), Simulated::by_name("sim:sm80").unwrap());
+    let of = |case: Case| configs(&case, on, &team).unwrap().into_iter().map(move |config| (case, config));
+    let all: Vec<_> = cases().into_iter().flat_map(of).collect();
+    assert!(all.len() > 3 * cases().len(), "{}", all.len());
+    all.par_iter().for_each(|(case, config)| {
+        let found =
+            verify_in(case, on, Some(*config), &team).unwrap_or_else(|error| panic!("{case:?}, {config}: {error}"));
+        assert_eq!(found.wrong, 0, "{} in {config}: {:?}", case.reason, found.first);
+    });
 }
 
 #[test]
@@ -35,10 +86,11 @@ fn every_number_of_e4m3_comes_through_alone() {
     let codes: Vec<u8> = codes.into_iter().map(|code| if e4m3::is_nan(code) { 0 } else { code }).collect();
     let one_hot: Vec<f32> = (0..32 * 32).map(|at| if at / 32 == at % 32 { 1.0 } else { 0.0 }).collect();
     let tokens = Dense::new(32, 32, one_hot, 1.0).unwrap();
-    for scales in [Fp8Scales::Matrix(1.0), Fp8Scales::Mx(vec![100; 256].into())] {
+    let blocks = Fp8Scales::Blocks { block: [128, 32], scales: vec![0.25, 3.0].into() };
+    for scales in [Fp8Scales::Matrix(1.0), Fp8Scales::Mx(vec![100; 256].into()), blocks] {
         let matrix = Fp8Matrix::new(256, 32, codes.clone(), scales).unwrap();
         let exact = matrix.dequantize();
-        for backend in available() {
+        for backend in all() {
             let found = computed(backend, &matrix, &tokens, &team);
             for (at, &found) in found.iter().enumerate() {
                 let (k, row) = (at / 256, at % 256);
@@ -59,9 +111,10 @@ fn a_number_that_is_wrong_in_its_last_bit_is_noticed() {
     let row = values.chunks(k).position(|row| row[100].to_f32() != 0.0).unwrap();
     codes[at] ^= 1;
     let spoilt = Fp8Matrix::new(matrix.rows(), k, codes, matrix.scales().clone()).unwrap();
-    for backend in available() {
+    for backend in all() {
         let found = computed(backend, &spoilt, &tokens, &team)[row * matrix.rows() + 5];
-        let expected = op::fp8::bounded(&tokens, &matrix, None, backend.arithmetic(case.activation)).unwrap();
+        let adding = (backend.arithmetic(case.activation), Segments::Blocks);
+        let expected = op::fp8::bounded(&tokens, &matrix, None, adding).unwrap();
         assert!(!expected[row * matrix.rows() + 5].accepts(found.into(), case.output), "{}", backend.name());
     }
 }
@@ -96,6 +149,12 @@ fn packed_weights_are_read_back() {
         let (again, own) = packed.unpacked().unwrap();
         assert_eq!((again.codes(), own), (matrix.codes(), bias.as_deref()), "{case:?}");
         assert_eq!(again.dequantize(), matrix.dequantize(), "{case:?}");
+        let on = Simulated::by_name("sim").unwrap();
+        let packed = on.prepack_fp8(&matrix, bias.as_deref(), &team).unwrap();
+        let (again, own) = on.unpack_fp8(packed.as_ref()).unwrap();
+        assert_eq!((again.codes(), own), (matrix.codes(), bias), "{case:?}");
+        assert_eq!(again.dequantize(), matrix.dequantize(), "{case:?}");
+        assert_eq!((packed.shapes(), packed.matrices()), (&[(matrix.rows(), matrix.k())][..], 1));
     }
 }
 
@@ -117,4 +176,87 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(Fp8Panels::new(&matrix, Some(&[1.0]), &team), Err(Error::BiasLength { .. })));
     let wide = Fp8Matrix::new(1, 64, vec![0x38; 64], Fp8Scales::Mx(vec![60, 200].into())).unwrap();
     assert!(matches!(Fp8Panels::new(&wide, None, &team), Err(Error::Fp8Spread { row: 0, span: 140, .. })));
+}
+
+#[test]
+fn what_a_gpu_does_not_compute_is_refused() {
+    let (team, on) = (cpu::team(Some(1)).unwrap(), Simulated::by_name("sim:sm80").unwrap());
+    let matrix = Fp8Matrix::new(32, 64, vec![0x38; 32 * 64], Fp8Scales::Matrix(1.0)).unwrap();
+    assert!(matches!(on.prepack_fp8(&matrix, Some(&[1.0]), &team), Err(Error::BiasLength { length: 1, n: 32, .. })));
+    let wide = Fp8Matrix::new(1, 64, vec![0x38; 64], Fp8Scales::Mx(vec![60, 200].into())).unwrap();
+    assert!(matches!(on.prepack_fp8(&wide, None, &team), Err(Error::Fp8Spread { row: 0, span: 140, .. })));
+    for backend in available() {
+        assert!(matches!(backend.prepack_fp8(&matrix, None, &team), Err(Error::Unavailable { .. })));
+    }
+    let product = |gate| Problem::new(vec![Shape::new(1, 32, 64)], gate, Activation::BF16, Output::F32).unwrap();
+    let gated = product(Gate::Silu).with_scaling(Scaling::Fp8);
+    assert!(matches!(gated, Err(Error::Fp8Weights { scaling: Scaling::Fp8 })));
+    let rounded = product(Gate::None).with_precision(Precision::Fp8).unwrap().with_scaling(Scaling::MxFp8);
+    assert!(matches!(rounded, Err(Error::Fp8Weights { .. })));
+    let problem = product(Gate::None).with_scaling(Scaling::Fp8).unwrap();
+    let split = Config { schedule: Schedule::SplitK, epilogue: Epilogue::Direct, ..on.candidates(&problem, 1)[0] };
+    let refused = on.legal(&problem, &split, 1).unwrap_err().to_string();
+    assert!(refused.contains("schedule=tile or persistent"), "{refused}");
+    // NVFP4's weights are no FP8 ones, and the other way round.
+    let other = format::Matrix::new(32, 64, vec![0x22; 32 * 32], vec![0x38; 32 * 4], 1.0).unwrap();
+    let packed = on.prepack(&[Weights::plain(other)], &team).unwrap();
+    assert!(matches!(on.unpack_fp8(packed.as_ref()), Err(Error::Mismatch { .. })));
+    let (mut c, tokens) = (vec![0f32; 32], Dense::new(1, 64, vec![bf16::ONE; 64], 1.0).unwrap().into());
+    let config = on.candidates(&problem, 1)[0];
+    let targets = &mut [Target::F32(&mut c)];
+    let called = Call::new((on, config), &problem, packed.as_ref(), std::slice::from_ref(&tokens), targets, &team);
+    assert!(matches!(called, Err(Error::Mismatch { what: "the scales of the weights", .. })));
+}
+
+/// What the kernel has with FP8 weights that it has not with others: words and scales of other sizes are copied and
+/// read, and columns have factors. The rest is broken in `mutations`.
+#[test]
+fn mutants_of_what_is_peculiar_to_fp8_weights_are_caught() {
+    let (team, on) = (cpu::team(Some(1)).unwrap(), Simulated::by_name("sim:sm80").unwrap());
+    let peculiar = |mutant: &Mutant| {
+        let read = mutant.name.contains("/load:") && mutant.name.contains("ld.shared");
+        let finishes = mutant.name.contains("/finish/store:") && mutant.name.contains("ld.global");
+        // Guards, and zeros behind k, which meet zeros of the other operand, are the same for all weights.
+        let as_ever = ["guard dropped", "zeros not filled in"].contains(&mutant.mistake);
+        read || finishes || (mutant.name.contains("/copy:") && mutant.name.contains("cp.async.c") && !as_ever)
+    };
+    let request = "tile=8x32,depth=128,stages=3,epilogue=direct,schedule=tile";
+    let kinds =
+        [(Scaling::Fp8By32, Activation::BF16), (Scaling::MxFp8, Activation::F16), (Scaling::MxFp8, Activation::BF16)];
+    kinds.into_par_iter().for_each(|(scaling, activation)| {
+        let case = cases().into_iter().find(|case| case.matrix().unwrap().scaling() == scaling).unwrap();
+        // Columns beyond the last chunk, and a last stage that is not full.
+        let case = Case { shape: [5, 72, 480], activation, output: Output::F32, bias: true, ..case };
+        let (matrix, tokens, bias) = (case.matrix().unwrap(), case.tokens().unwrap().into(), case.bias());
+        let packed = on.prepack_fp8(&matrix, bias.as_deref(), &team).unwrap();
+        let problem = problem(&case, scaling).unwrap();
+        let request: Request = request.parse().unwrap();
+        let config = request.applied_to(on.candidates(&problem, 1)[0], on.settings());
+        let mut c = vec![0f32; 5 * 72];
+        let operands = Operands {
+            weights: packed.as_ref(),
+            activations: std::slice::from_ref(&tokens),
+            largest: &[1.0],
+            addends: &[],
+            targets: &mut [Target::F32(&mut c)],
+        };
+        let Staged { gpu, launches, results, .. } = on.staged((&problem, &config), &operands, 3).unwrap();
+        let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+        let mut ran = gpu.clone();
+        ran.run_sequence(&sequence, sim::Schedule::Earliest).unwrap();
+        let right = ran.download(results[0]).unwrap().to_vec();
+        let broken: Vec<Mutant> = mutants(&launches[0].0).into_iter().filter(peculiar).collect();
+        assert!(broken.len() > 20, "{scaling}: {}", broken.len());
+        let kernels: Vec<&ptx::Kernel> = broken.iter().map(|mutant| &mutant.kernel).collect();
+        let ready = Mutants::new(&launches[0].0, &kernels);
+        let mut left: Vec<usize> = (0..broken.len()).collect();
+        for schedule in sim::Schedule::several(2) {
+            let same = gpu.run_mutants(&sequence, (&ready, &left), schedule, |run| {
+                run.is_ok_and(|(gpu, _)| gpu.download(results[0]).is_ok_and(|found| found == right))
+            });
+            left = left.into_iter().zip(same).filter_map(|(number, same)| same.then_some(number)).collect();
+        }
+        let missed: Vec<&str> = left.into_iter().map(|number| &broken[number].name[..]).collect();
+        assert!(missed.is_empty(), "{scaling} and {activation}: of {}\n{}", broken.len(), missed.join("\n"));
+    });
 }

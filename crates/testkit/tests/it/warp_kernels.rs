@@ -1,6 +1,7 @@
 //! The kernels for GPUs since Ampere as they are printed: legal in every size that a plan may choose, and assembled
 //! without spills for the chips that run them.
 
+use format::Scaling;
 use gpu::experts::For;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
@@ -25,6 +26,7 @@ use crate::assembling::assert_assemble;
 
 /// A common kernel, from which others differ.
 const COMMON: WarpMultiplySpec = WarpMultiplySpec {
+    scaling: Scaling::NvFp4,
     target: Target::Sm80,
     products: Products::Interleaved,
     resident: 1,
@@ -108,6 +110,38 @@ fn every_kernel_assembles_without_spills() {
     let biased = biased.map(|spec| KernelSpec::from(WarpMultiplySpec { biased: true, ..spec }));
     let all = products.chain(biased).chain(joins).chain(expansions).chain(expert_kernels(target)).collect();
     assert_assemble(all, &["sm_80", "sm_86", "sm_89", "sm_90"]);
+}
+
+/// Kernels with FP8 weights: of each kind of scales and tokens, what plans choose for few tokens and many, and the
+/// largest tiles that registers are said to suffice for.
+fn fp8_configs() -> Vec<WarpMultiplySpec> {
+    let kinds = [Scaling::Fp8, Scaling::MxFp8, Scaling::Fp8By64, Scaling::Fp8By32];
+    let tokens = [Tokens::F16, Tokens::Bf16, Tokens::Bf16Sum];
+    let mut all = Vec::new();
+    for (scaling, element) in kinds.into_iter().flat_map(|scaling| tokens.map(|element| (scaling, element))) {
+        let with = |size, schedule| WarpMultiplySpec { scaling, element, ..sized(Products::Single, size, schedule) };
+        all.extend([
+            with([8, 16, 4, 8], Schedule::PerTile),
+            with([16, 32, 2, 4], Schedule::Persistent),
+            with([32, 64, 2, 3], Schedule::PerTile),
+            WarpMultiplySpec { resident: 2, ..with([8, 32, 4, 3], Schedule::PerTile) },
+            WarpMultiplySpec { biased: true, output: Output::F32, ..with([8, 128, 1, 4], Schedule::PerTile) },
+        ]);
+        let sizes =
+            [16, 24, 32, 48, 64, 96, 128].map(|tokens| [64, 128, 256, 512].map(|columns| [tokens, columns, 1, 3]));
+        let legal = sizes.as_flattened().iter().map(|size| with(*size, Schedule::PerTile));
+        let legal: Vec<WarpMultiplySpec> = legal.filter(|spec| spec.check().is_ok()).collect();
+        let most = |spec: &WarpMultiplySpec| spec.held_registers();
+        let largest = legal.iter().map(most).max().unwrap_or(0);
+        all.extend(legal.into_iter().filter(|spec| most(spec) + 12 > largest));
+    }
+    all
+}
+
+#[test]
+fn every_kernel_with_fp8_weights_assembles_without_spills() {
+    let all = fp8_configs().into_iter().map(KernelSpec::from).collect();
+    assert_assemble(all, &["sm_80", "sm_86", "sm_90"]);
 }
 
 /// The kernels of layers of experts, within the shared memory of an RTX GPU: few tokens and many, of every type, and
@@ -197,7 +231,7 @@ fn kernels_with_block_scales_assemble_without_spills() {
 
 #[test]
 fn every_kernel_takes_the_shared_memory_that_its_config_says() {
-    for config in configs().into_iter().chain(desktop_configs()) {
+    for config in configs().into_iter().chain(desktop_configs()).chain(fp8_configs()) {
         let kernel = kernel(config).unwrap_or_else(|error| panic!("{config:?}: {error}"));
         assert_eq!(kernel.shared_bytes(), config.shared_bytes(), "{config:?}");
     }
@@ -222,6 +256,14 @@ fn a_size_that_the_kernels_lack_is_refused() {
         WarpMultiplySpec { fragments: 3, ..COMMON },
         WarpMultiplySpec { element: Tokens::NvFp4, ..COMMON },
         WarpMultiplySpec { target: Target::Sm120f, stages: 8, ..COMMON },
+        WarpMultiplySpec { scaling: Scaling::Fp8, ..COMMON },
+        WarpMultiplySpec { scaling: Scaling::MxFp4, ..COMMON },
+        WarpMultiplySpec { scaling: Scaling::Fp8, ..sized(Products::Single, [8, 64, 4, 4], Schedule::SplitK) },
+        WarpMultiplySpec {
+            scaling: Scaling::MxFp8,
+            target: Target::Sm120f,
+            ..sized(Products::Single, [8, 64, 1, 3], Schedule::PerTile)
+        },
     ] {
         assert!(matches!(kernel(broken), Err(Error::Field { .. })), "{broken:?}");
     }
