@@ -1,13 +1,17 @@
 //! FP8 linear layers, as Python holds them.
 
+use std::borrow::Cow;
+
 use hammerhead::Fp8Linear;
 use hammerhead::format::{Dense, Fp8Matrix, Fp8Scales};
+use hammerhead::gpu::Queue;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::borrowed::{NumberParts, check_apart};
+use crate::borrowed::{NumberParts, check_apart, common_place};
 use crate::checkpoint::Checkpoint;
-use crate::dlpack::Array;
+use crate::cuda;
+use crate::dlpack::{Array, Place};
 use crate::engines::{EngineParts, Wish};
 use crate::error::{Error, Result};
 use crate::interrupt::computed;
@@ -87,7 +91,7 @@ impl Fp8Layer {
             Fp8Scales::Matrix(scale) => (None, Some(vec![*scale]), None),
         };
         let codes = PyBytes::new(py, matrix.codes());
-        Ok((codes, matrix.k(), exponents, scales, block, bias.map(<[f32]>::to_vec)))
+        Ok((codes, matrix.k(), exponents, scales, block, bias.map(Cow::into_owned)))
     }
 
     /// The layer that these are the parts of.
@@ -113,11 +117,20 @@ impl Fp8Layer {
         self.wish.parts()
     }
 
-    /// Computes tokens in the host's memory.
-    fn run(&self, py: Python<'_>, x: NumberParts<'_>, out: NumberParts<'_>) -> Result<()> {
-        let (tokens, element) = (Array::borrow(&x.0, "x", false)?, x.1);
-        let mut room = Array::borrow(&out.0, "out", false)?;
+    /// Computes tokens; for arrays on a GPU, in the stream with this handle.
+    #[pyo3(signature = (x, out, stream))]
+    fn run(&self, py: Python<'_>, x: NumberParts<'_>, out: NumberParts<'_>, stream: Option<u64>) -> Result<()> {
+        let (tokens, element) = (Array::borrow(&x.0, "x", stream.is_some())?, x.1);
+        let mut room = Array::borrow(&out.0, "out", stream.is_some())?;
         check_apart(std::iter::once(&tokens), std::iter::once(&room))?;
+        if let (Place::Cuda(device), Some(stream)) = (common_place([&tokens, &room].into_iter())?, stream) {
+            let (tokens, rows) = cuda::dense_tokens(&tokens, &element)?;
+            let output = cuda::output(&room, &out.1, rows * self.layer.shape().0)?;
+            // SAFETY: their owner lends arrays of these shapes and types, which share no memory, and frees memory in
+            // the order of the stream.
+            let enqueue = |queue: &mut Queue| unsafe { queue.enqueue_fp8(&self.layer, tokens, output) };
+            return cuda::in_stream(py, (device, stream), enqueue);
+        }
         let (rows, k) = tokens.matrix_shape()?;
         let dense = Dense::new(rows, k, tokens.values(&element)?, 1.0)?;
         let target = room.target(&out.1)?;

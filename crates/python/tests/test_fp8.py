@@ -9,7 +9,7 @@ import hammerhead
 from hammerhead import Fp8Linear
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-BACKENDS = [name for name, missing in hammerhead.backends().items() if missing is None and name in ("amx", "avx512", "avx2", "scalar")]
+BACKENDS = [name for name, missing in hammerhead.backends().items() if missing is None and name in ("amx", "avx512", "avx2", "scalar", "cuda")]
 RNG = numpy.random.default_rng(5)
 
 
@@ -130,3 +130,37 @@ def test_a_pickled_layer_computes_the_same_bits(kind):
 def test_packed_weights_take_the_bytes_of_the_file():
     layer = Fp8Linear.from_arrays(weight(256, 512), numpy.ones(256, numpy.float32))
     assert 256 * 512 <= layer.packed_bytes <= 1.03 * 256 * 512
+
+
+@pytest.mark.skipif("cuda" not in BACKENDS, reason="no GPU that this package can use")
+@pytest.mark.parametrize("kind", SCALES)
+def test_tensors_on_a_gpu_are_computed_there_and_in_a_graph(kind):
+    torch = pytest.importorskip("torch")
+    n, k = 200, 288
+    codes, scale = weight(n, k), SCALES[kind](n, k)
+    whole = torch.from_numpy(codes.astype(numpy.float64) * expansion(scale, n, k)).cuda()
+    given = torch.from_numpy(codes.view(numpy.uint8)).cuda()
+    scale = scale if isinstance(scale, float) else torch.from_numpy(scale).cuda()
+    layer = Fp8Linear.from_arrays(given, scale)
+    assert layer.backends == ["cuda"] and layer.packed_bytes < 1.5 * n * k
+    x = torch.randn(3, 5, k, device="cuda")
+    out = torch.full((3, 5, n), torch.nan, device="cuda")
+    assert layer(x, out=out) is out
+
+    def check():
+        magnitude = x.double().abs() @ whole.abs().T
+        assert ((out - x.double() @ whole.T).abs() <= k * 2.0**-24 * magnitude).all()
+
+    check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(x, out=out)
+    x.normal_()
+    out.fill_(torch.nan)
+    graph.replay()
+    check()
+    assert layer(x.half()).dtype == torch.float16
+    again = pickle.loads(pickle.dumps(layer))
+    assert torch.equal(again(x), layer(x))
+    with pytest.raises((ValueError, RuntimeError), match="GPU's memory"):
+        Fp8Linear.from_arrays(codes, 1.0, backend="cpu")(torch.ones(1, k, device="cuda"))

@@ -26,8 +26,8 @@ BLOCK = 128
 
 
 class Fp8Linear(PackedLayer):
-    """One FP8 matrix: ``x @ (weight * scale).T + bias``, computed from the weight's e4m3 numbers, which are exact. The
-    processor computes it; a GPU does not."""
+    """One FP8 matrix: ``x @ (weight * scale).T + bias``, computed from the weight's e4m3 numbers, which are exact.
+    Tensors on a GPU are computed there, in torch's current stream, by layers of the backend ``cuda``."""
 
     _layer: _native.Fp8Layer
 
@@ -58,7 +58,8 @@ class Fp8Linear(PackedLayer):
         - ``block``: the sides of blocks. If not given, 128 where that makes as many blocks, else what divides the sides.
         - ``bias``: n numbers.
 
-        The arrays are not needed afterwards. ``backend`` and ``threads`` are as for :meth:`DualWeights.from_arrays`.
+        The arrays are not needed afterwards. ``backend`` and ``threads`` are as for :meth:`DualWeights.from_arrays`:
+        without one, a weight on a GPU stays there.
         """
         library = library_of(weight, "weight")
         expect_element(weight, library, SCALES, "weight")
@@ -67,7 +68,9 @@ class Fp8Linear(PackedLayer):
         codes = library.on_host(library.as_bytes(library.lendable(weight)))
         scales, sides = _scales(scale, [int(side) for side in weight.shape], library, block)
         numbers = None if bias is None else _vector(bias, "bias")
-        return cls._of(_native.Fp8Layer.pack(codes, scales, sides, numbers, *engine_of(options)))
+        backend, threads, config = engine_of(options)
+        backend = library.backend(weight) if backend is None else backend
+        return cls._of(_native.Fp8Layer.pack(codes, scales, sides, numbers, backend, threads, config))
 
     @classmethod
     def from_checkpoint(
@@ -86,7 +89,8 @@ class Fp8Linear(PackedLayer):
         self, library: Library, tokens: Any, routing: tuple[Any, ...], on_input: bool, room: Any, adapted: Any = None
     ) -> None:
         (x, element), (out, kind) = tokens, room
-        self._layer.run((library.loan(x), element), (library.loan(out), kind))
+        with library.at_device_of(x):
+            self._layer.run((library.loan(x), element), (library.loan(out), kind), library.stream(x))
 
     def __repr__(self) -> str:
         return f"Fp8Linear(in_features={self.in_features}, out_features={self.out_features}, backends={self.backends})"
