@@ -29,8 +29,9 @@ pub fn candidates(family: &'static dyn Family, problem: &Problem, facts: &Facts)
     }
 }
 
-/// Whether a family has kernels for a problem's precision, or why not.
+/// Whether a family has kernels for a problem's precision and scales, or why not.
 fn check_problem(family: &dyn Family, problem: &Problem) -> Result<(), String> {
+    problem.check_halves().map_err(|error| error.to_string())?;
     // Of a layer, the rows between its products, too.
     let row = |shape: &Shape| if problem.whole().is_some() { shape.k.max(shape.n) } else { shape.k };
     check_precision(family, problem.precision(), problem.groups().iter().map(row).max().unwrap_or(0))

@@ -110,6 +110,9 @@ impl Plan {
             }
         }
         if considered.is_empty() {
+            if refusal.is_none() {
+                problem.check_halves()?;
+            }
             if problem.precision() == Precision::Fp8 && refusal.is_none() {
                 let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
                 let reason = format!(

@@ -210,19 +210,24 @@ impl Problem {
         Self { precision, ..self }.with_scaling(scaling)
     }
 
-    /// The same problem with weights whose scales are of another kind, as they are packed. Powers of two beyond f16's
-    /// are for bfloat16 and single precision.
+    /// The same problem with weights whose scales are of another kind, as they are packed. FP8 weights are for plain
+    /// products.
     pub fn with_scaling(self, scaling: Scaling) -> Result<Self> {
-        let between = self.whole.is_some_and(|whole| whole.intermediate == Intermediate::NvFp4);
-        let halves = matches!(self.activation, Activation::F16 | Activation::NvFp4) || between;
-        if scaling == Scaling::WideMxFp4 && (halves || self.precision == Precision::Fp8) {
-            let tokens = if self.precision == Precision::Fp8 { "fp8".to_owned() } else { self.activation.to_string() };
-            return Err(Error::WideScales { tokens });
-        }
         if scaling.is_fp8() && (self.matrices() > 1 || self.whole.is_some() || self.precision == Precision::Fp8) {
             return Err(Error::Fp8Weights { scaling });
         }
         Ok(Self { scaling, ..self })
+    }
+
+    /// Refuses weights with powers of two beyond f16's beside tokens that GPUs multiply as f16 or less.
+    pub fn check_halves(&self) -> Result<()> {
+        let between = self.whole.is_some_and(|whole| whole.intermediate == Intermediate::NvFp4);
+        let halves = matches!(self.activation, Activation::F16 | Activation::NvFp4) || between;
+        if self.scaling == Scaling::WideMxFp4 && (halves || self.precision == Precision::Fp8) {
+            let tokens = if self.precision == Precision::Fp8 { "fp8".to_owned() } else { self.activation.to_string() };
+            return Err(Error::WideScales { tokens });
+        }
+        Ok(())
     }
 
     /// How the codes of packed weights share scales.

@@ -145,7 +145,9 @@ impl LayerShape {
         let sides = [self.hidden, self.inner].map(|side| side as usize);
         let types = (self.activation, self.output);
         let layer = Problem::layer(self.experts as usize, sides, self.gate, types, whole)?;
-        layer.with_precision(self.precision)?.with_scaling(self.scaling)
+        let layer = layer.with_precision(self.precision)?.with_scaling(self.scaling)?;
+        layer.check_halves()?;
+        Ok(layer)
     }
 
     /// Refuses what there are no kernels for.
