@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use format::e2m1;
+use format::{Scaling, e2m1};
 use half::f16;
 
 use super::backend::InstructionSet;
@@ -61,15 +61,28 @@ impl InstructionSet for Avx2 {
     }
 
     fn rates(activation: Activation) -> Rates {
-        let dense =
-            || {
-                Rates::of(&DenseKernel::<Avx2>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 })
-                    .with_few(&FewKernel::<Avx2>::NEW, Speed { expand: 12e-9, multiply: 6e-9 }, &STREAMED)
-            };
+        let dense = || {
+            Rates::of(
+                &DenseKernel::<Avx2>::new(Scaling::NvFp4),
+                "dense",
+                FINISH,
+                Speed { expand: 25e-9, multiply: 11e-9 },
+            )
+            .with_few(
+                &FewKernel::<Avx2>::new(Scaling::NvFp4),
+                Speed { expand: 12e-9, multiply: 6e-9 },
+                &STREAMED,
+            )
+        };
         // The loops differ in their speeds only, and those are measured.
         let integer = || {
-            Rates::of(&IntegerKernel::<Avx2>::NEW, "integer", FINISH, Speed { expand: 10e-9, multiply: 8e-9 })
-                .with_stream(Speed { expand: 8e-9, multiply: 8e-9 }, &STREAMED)
+            Rates::of(
+                &IntegerKernel::<Avx2>::new(Scaling::NvFp4),
+                "integer",
+                FINISH,
+                Speed { expand: 10e-9, multiply: 8e-9 },
+            )
+            .with_stream(Speed { expand: 8e-9, multiply: 8e-9 }, &STREAMED)
         };
         if activation == Activation::NvFp4 { integer() } else { dense() }
     }
@@ -82,19 +95,26 @@ impl InstructionSet for Avx2 {
         team: &Team,
     ) -> Result<()> {
         match problem.activation() {
-            Activation::NvFp4 if is_x86_feature_detected!("avxvnni") => {
-                schedule::run(&IntegerKernel::<AvxVnni>::NEW, problem, config, panels, operands, team)
+            Activation::NvFp4 if is_x86_feature_detected!("avxvnni") => schedule::run(
+                &IntegerKernel::<AvxVnni>::new(problem.scaling()),
+                problem,
+                config,
+                panels,
+                operands,
+                team,
+            ),
+            Activation::NvFp4 => {
+                schedule::run(&IntegerKernel::<Avx2>::new(problem.scaling()), problem, config, panels, operands, team)
             }
-            Activation::NvFp4 => schedule::run(&IntegerKernel::<Avx2>::NEW, problem, config, panels, operands, team),
             _ if config.depth == CHUNK => {
-                schedule::run(&FewKernel::<Avx2>::NEW, problem, config, panels, operands, team)
+                schedule::run(&FewKernel::<Avx2>::new(problem.scaling()), problem, config, panels, operands, team)
             }
-            _ => schedule::run(&DenseKernel::<Avx2>::NEW, problem, config, panels, operands, team),
+            _ => schedule::run(&DenseKernel::<Avx2>::new(problem.scaling()), problem, config, panels, operands, team),
         }
     }
 
     unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
-        fp8::run(&DenseKernel::<Avx2>::NEW, run)
+        fp8::run(&DenseKernel::<Avx2>::new(Scaling::NvFp4), run)
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::arch::x86_64::*;
 
+use format::Scaling;
 use half::f16;
 
 use super::backend::InstructionSet;
@@ -61,15 +62,28 @@ impl InstructionSet for Avx512 {
     }
 
     fn rates(activation: Activation) -> Rates {
-        let dense =
-            || {
-                Rates::of(&DenseKernel::<Avx512>::NEW, "dense", FINISH, Speed { expand: 11e-9, multiply: 5.5e-9 })
-                    .with_few(&FewKernel::<Avx512>::NEW, Speed { expand: 8e-9, multiply: 3e-9 }, &STREAMED)
-            };
+        let dense = || {
+            Rates::of(
+                &DenseKernel::<Avx512>::new(Scaling::NvFp4),
+                "dense",
+                FINISH,
+                Speed { expand: 11e-9, multiply: 5.5e-9 },
+            )
+            .with_few(
+                &FewKernel::<Avx512>::new(Scaling::NvFp4),
+                Speed { expand: 8e-9, multiply: 3e-9 },
+                &STREAMED,
+            )
+        };
         // The loops differ in their speeds only, and those are measured.
         let integer = || {
-            Rates::of(&IntegerKernel::<Vnni>::NEW, "integer", FINISH, Speed { expand: 5e-9, multiply: 2e-9 })
-                .with_stream(Speed { expand: 3e-9, multiply: 2e-9 }, &STREAMED)
+            Rates::of(
+                &IntegerKernel::<Vnni>::new(Scaling::NvFp4),
+                "integer",
+                FINISH,
+                Speed { expand: 5e-9, multiply: 2e-9 },
+            )
+            .with_stream(Speed { expand: 3e-9, multiply: 2e-9 }, &STREAMED)
         };
         if activation == Activation::NvFp4 { integer() } else { dense() }
     }
@@ -83,18 +97,20 @@ impl InstructionSet for Avx512 {
     ) -> Result<()> {
         match problem.activation() {
             Activation::NvFp4 if is_x86_feature_detected!("avx512vnni") => {
-                schedule::run(&IntegerKernel::<Vnni>::NEW, problem, config, panels, operands, team)
+                schedule::run(&IntegerKernel::<Vnni>::new(problem.scaling()), problem, config, panels, operands, team)
             }
-            Activation::NvFp4 => schedule::run(&IntegerKernel::<Avx512>::NEW, problem, config, panels, operands, team),
+            Activation::NvFp4 => {
+                schedule::run(&IntegerKernel::<Avx512>::new(problem.scaling()), problem, config, panels, operands, team)
+            }
             _ if config.depth == CHUNK => {
-                schedule::run(&FewKernel::<Avx512>::NEW, problem, config, panels, operands, team)
+                schedule::run(&FewKernel::<Avx512>::new(problem.scaling()), problem, config, panels, operands, team)
             }
-            _ => schedule::run(&DenseKernel::<Avx512>::NEW, problem, config, panels, operands, team),
+            _ => schedule::run(&DenseKernel::<Avx512>::new(problem.scaling()), problem, config, panels, operands, team),
         }
     }
 
     unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
-        fp8::run(&DenseKernel::<Avx512>::NEW, run)
+        fp8::run(&DenseKernel::<Avx512>::new(Scaling::NvFp4), run)
     }
 }
 

@@ -13,7 +13,7 @@
 
 use std::marker::PhantomData;
 
-use format::{BLOCK, Values};
+use format::{BLOCK, Scaling, Values};
 use half::slice::HalfFloatSliceExt;
 use op::Activations;
 
@@ -25,7 +25,7 @@ use super::pack::{CODE_BYTES, COLUMNS};
 use super::scalar::FloatBlock;
 use super::scale::two_powers;
 use super::source::GroupTokens;
-use super::vector::{HALF_BLOCK, LANE_ORDER, SCALE_UNIT, Vector};
+use super::vector::{HALF_BLOCK, LANE_ORDER, Vector, scale_unit};
 
 /// Tokens that are prepared together.
 const ROWS: usize = 2;
@@ -46,7 +46,7 @@ pub(super) trait DenseLoops: Sized + Sync {
     const PANELS: usize;
 
     /// [`expand`].
-    unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock);
+    unsafe fn expand<const MX: bool>(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock);
 
     /// [`expand_bytes`].
     unsafe fn expand_bytes(exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock);
@@ -71,9 +71,9 @@ macro_rules! dense_loops {
             const PANELS: usize = $panels;
 
             #[target_feature(enable = $features)]
-            unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+            unsafe fn expand<const MX: bool>(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
                 // SAFETY: the function wants the instructions, which the caller promises.
-                unsafe { dense::expand::<$vector>(scales, codes, out) }
+                unsafe { dense::expand::<$vector, MX>(scales, codes, out) }
             }
 
             #[target_feature(enable = $features)]
@@ -103,11 +103,13 @@ macro_rules! dense_loops {
 }
 pub(super) use dense_loops;
 
-/// Dense tokens, widened to f32.
-pub(super) struct DenseKernel<L>(PhantomData<L>);
+/// Dense tokens, widened to f32, beside weights with such scales.
+pub(super) struct DenseKernel<L>(Scaling, PhantomData<L>);
 
 impl<L> DenseKernel<L> {
-    pub(super) const NEW: Self = Self(PhantomData);
+    pub(super) const fn new(scaling: Scaling) -> Self {
+        Self(scaling, PhantomData)
+    }
 }
 
 impl<L: DenseLoops> Expand for DenseKernel<L> {
@@ -118,7 +120,12 @@ impl<L: DenseLoops> Expand for DenseKernel<L> {
     #[inline(always)]
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
         // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        unsafe { L::expand(scales, codes, out) }
+        unsafe {
+            match self.0.is_mx() {
+                true => L::expand::<true>(scales, codes, out),
+                false => L::expand::<false>(scales, codes, out),
+            }
+        }
     }
 }
 
@@ -161,11 +168,11 @@ impl<L: DenseLoops> Kernel for DenseKernel<L> {
     }
 
     fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [f32]) {
-        prepare(source, group, out);
+        prepare(source, source.f32_exponent(self.0), group, out);
     }
 
     fn unit(&self, source: GroupTokens<'_>) -> f64 {
-        SCALE_UNIT * 2f64.powi(-source.f32_exponent())
+        scale_unit(self.0) * 2f64.powi(-source.f32_exponent(self.0))
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -178,12 +185,13 @@ impl<L: DenseLoops> Kernel for DenseKernel<L> {
     }
 }
 
-/// Writes a pair of tokens, the two numbers of each k side by side; zeros for a token that is not there.
-fn prepare(source: GroupTokens<'_>, pair: usize, out: &mut [f32]) {
+/// Writes a pair of tokens times a power of two, the two numbers of each k side by side; zeros for a token that is not
+/// there.
+fn prepare(source: GroupTokens<'_>, exponent: i32, pair: usize, out: &mut [f32]) {
     /// Numbers that are widened at a time.
     const STRETCH: usize = 64;
     let Activations::Dense(dense) = source.activations else { unreachable!("dense kernels are handed dense tokens") };
-    let [first, second] = two_powers(source.f32_exponent());
+    let [first, second] = two_powers(exponent);
     let (pairs, _) = out.as_chunks_mut::<ROWS>();
     for row in 0..ROWS {
         let token = pair * ROWS + row;
@@ -215,13 +223,17 @@ fn prepare(source: GroupTokens<'_>, pair: usize, out: &mut [f32]) {
 ///
 /// The processor must have the instructions.
 #[inline(always)]
-pub(super) unsafe fn expand<V: Vector>(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
+pub(super) unsafe fn expand<V: Vector, const MX: bool>(
+    scales: &[u8; COLUMNS],
+    codes: &[u8; CODE_BYTES],
+    out: &mut FloatBlock,
+) {
     for column in (0..COLUMNS).step_by(V::LANES) {
         // SAFETY: the processor has the instructions (promised by the caller). There are 16 scales, two times 64 bytes
         // of codes, four per column, and 16 floats in each row of the block; `column` is less than 16 by the lanes of a
         // vector at least.
         unsafe {
-            let scales = V::scales(scales.as_ptr().add(column));
+            let scales = V::block_scales::<MX>(scales.as_ptr().add(column));
             for half in 0..2 {
                 let mut lanes = V::codes(codes.as_ptr().add(half * HALF_BLOCK + 4 * column));
                 for row in &mut out.0[8 * half..8 * half + 8] {
@@ -233,7 +245,8 @@ pub(super) unsafe fn expand<V: Vector>(scales: &[u8; COLUMNS], codes: &[u8; CODE
     }
 }
 
-/// Expands one block of FP8: each number, times its column's power of two if there is one, divided by [`SCALE_UNIT`].
+/// Expands one block of FP8: each number, times its column's power of two if there is one, divided by
+/// [`super::vector::SCALE_UNIT`].
 ///
 /// # Safety
 ///

@@ -4,9 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::pack::{
-    self, BLOCK_BYTES, CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS, PanelMatrix, Stretch, prefetch_stream,
-};
+use super::pack::{self, CODE_BYTES, COLUMNS, PanelMatrix, Stretch, prefetch_stream};
 use super::slab::Slab;
 
 /// An instruction set's way to expand a block.
@@ -31,10 +29,12 @@ pub(super) struct Expansion<'a, K: Expand> {
     /// Blocks of each panel, blank ones included.
     depth: usize,
     remaining: usize,
-    /// The panel under way: where its next block goes, what of its stream is left, and the blocks of the present chunk.
+    /// The panel under way: where its next block goes, what of its stream is left, and the blocks of the present chunk,
+    /// of which one or two share scales.
     place: usize,
     left: usize,
     stream: &'a [u8],
+    mx: bool,
     scales: &'a [[u8; COLUMNS]],
     codes: &'a [[u8; CODE_BYTES]],
 }
@@ -62,15 +62,19 @@ impl<'a, K: Expand> Expansion<'a, K> {
     pub(super) fn new(kernel: &'a K, sources: Sources<'a>, depth: usize, slab: &'a mut Slab<'_, K::Block>) -> Self {
         let remaining = sources.matrices.len() * sources.panels.len() * depth;
         let (out, stride) = slab.panels();
-        Self { kernel, sources, out, stride, depth, remaining, place: 0, left: 0, stream: &[], scales: &[], codes: &[] }
+        Self { out, stride, depth, remaining, ..Self::of(kernel, sources) }
     }
 
     /// Nothing to expand.
     pub(super) fn nothing(kernel: &'a K) -> Self {
-        let sources = Sources { matrices: &[], panels: 0..1, chunks: 0..0, next: 0 };
+        Self::of(kernel, Sources { matrices: &[], panels: 0..1, chunks: 0..0, next: 0 })
+    }
+
+    /// Nothing of these panels.
+    fn of(kernel: &'a K, sources: Sources<'a>) -> Self {
         let (stream, scales, codes) = (&[], &[], &[]);
-        let out = &mut [];
-        Self { kernel, sources, out, stride: 0, depth: 0, remaining: 0, place: 0, left: 0, stream, scales, codes }
+        let (stride, depth, remaining, place, left, mx) = (0, 0, 0, 0, 0, false);
+        Self { kernel, sources, out: &mut [], stride, depth, remaining, place, left, stream, mx, scales, codes }
     }
 
     /// Blocks that are not yet expanded.
@@ -82,12 +86,16 @@ impl<'a, K: Expand> Expansion<'a, K> {
     /// Expands one more block, if any is left.
     #[inline(always)]
     pub(super) fn step(&mut self) {
-        if self.scales.is_empty() {
+        if self.codes.is_empty() {
             self.next_chunk();
         }
         if let ([scales, more_scales @ ..], [codes, more_codes @ ..]) = (self.scales, self.codes) {
             self.kernel.expand(scales, codes, &mut self.out[self.place]);
-            (self.scales, self.codes) = (more_scales, more_codes);
+            // An even number of blocks is left behind every second one.
+            if more_codes.len().is_multiple_of(pack::shared(self.mx)) {
+                self.scales = more_scales;
+            }
+            self.codes = more_codes;
             self.advance(1);
         }
     }
@@ -109,26 +117,26 @@ impl<'a, K: Expand> Expansion<'a, K> {
             let Some(stretch) = self.sources.next() else { return };
             self.place = (self.sources.next - 1) * self.stride;
             self.left = self.depth;
-            self.stream = stretch.bytes;
+            (self.stream, self.mx) = (stretch.bytes, stretch.mx);
             if stretch.width < COLUMNS {
                 self.expand_narrow(stretch);
             }
         }
-        let blocks = CHUNK_BLOCKS.min(self.stream.len() / BLOCK_BYTES);
-        let (chunk, stream) = self.stream.split_at(blocks * BLOCK_BYTES);
+        let (chunk, stream) = self.stream.split_at(self.stream.len().min(pack::chunk_bytes(self.mx)));
         prefetch_stream(chunk);
-        let (scales, codes) = chunk.split_at(blocks * COLUMNS);
+        let (scales, codes) = pack::split(chunk, self.mx);
         (self.scales, self.codes, self.stream) = (scales.as_chunks().0, codes.as_chunks().0, stream);
     }
 
     /// Expands all of a panel that has fewer columns.
     #[cold]
     fn expand_narrow(&mut self, stretch: Stretch<'a>) {
-        for chunk in stretch.bytes.chunks(CHUNK_BYTES / COLUMNS * stretch.width) {
-            let (wide, blocks) = pack::widened(chunk, stretch.width);
-            let (scales, codes) = wide[..blocks * BLOCK_BYTES].split_at(blocks * COLUMNS);
-            for (scales, codes) in scales.as_chunks().0.iter().zip(codes.as_chunks().0) {
-                self.kernel.expand(scales, codes, &mut self.out[self.place]);
+        for chunk in stretch.bytes.chunks(pack::chunk_bytes(stretch.mx) / COLUMNS * stretch.width) {
+            let (wide, length) = pack::widened(chunk, stretch.width, stretch.mx);
+            let (scales, codes) = pack::split(&wide[..length], stretch.mx);
+            let scales = scales.as_chunks().0;
+            for (block, codes) in codes.as_chunks().0.iter().enumerate() {
+                self.kernel.expand(&scales[block / pack::shared(stretch.mx)], codes, &mut self.out[self.place]);
                 self.advance(1);
             }
         }

@@ -15,15 +15,15 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use format::BLOCK;
+use format::{BLOCK, Scaling};
 
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::kernel::{Kernel, PanelStream, Product, TileStream, for_tokens};
-use super::pack::{Ahead, CHUNK_BLOCKS, CODE_BYTES, COLUMNS};
+use super::pack::{Ahead, CHUNK_BLOCKS, CODE_BYTES, COLUMNS, chunk_bytes, shared};
 use super::source::GroupTokens;
 use super::sums::Lanes;
-use super::vector::{SCALE_UNIT, Vector};
+use super::vector::{Vector, scale_unit};
 
 /// The loops of this module, compiled for one instruction set.
 ///
@@ -37,10 +37,10 @@ pub(super) trait FewLoops: Sized + Sync {
     const TOGETHER: usize;
 
     /// [`PanelStream::run`].
-    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>>);
+    unsafe fn stream<const MX: bool, const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>>);
 
     /// [`Stretch::add`].
-    unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>);
+    unsafe fn add<const MX: bool, const TOKENS: usize>(stretch: Stretch<'_>);
 
     /// [`Finish::write`].
     unsafe fn finish(finish: Finish<'_>);
@@ -55,15 +55,15 @@ macro_rules! few_loops {
             const TOGETHER: usize = $together;
 
             #[target_feature(enable = $features)]
-            unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>>) {
+            unsafe fn stream<const MX: bool, const TOKENS: usize>(stream: PanelStream<'_, FewKernel<Self>>) {
                 // SAFETY: the function wants the instructions, which the caller promises.
-                unsafe { stream.run::<TOKENS>() }
+                unsafe { stream.run::<MX, TOKENS>() }
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn add<const TOKENS: usize>(stretch: Stretch<'_>) {
+            unsafe fn add<const MX: bool, const TOKENS: usize>(stretch: Stretch<'_>) {
                 // SAFETY: the function wants the instructions, which the caller promises.
-                unsafe { stretch.add::<$vector, TOKENS>() }
+                unsafe { stretch.add::<$vector, MX, TOKENS>() }
             }
 
             #[target_feature(enable = $features)]
@@ -75,11 +75,13 @@ macro_rules! few_loops {
 }
 pub(super) use few_loops;
 
-/// Few dense tokens, widened to f32.
-pub(super) struct FewKernel<L>(PhantomData<L>);
+/// Few dense tokens, widened to f32, beside weights with such scales.
+pub(super) struct FewKernel<L>(Scaling, PhantomData<L>);
 
 impl<L> FewKernel<L> {
-    pub(super) const NEW: Self = Self(PhantomData);
+    pub(super) const fn new(scaling: Scaling) -> Self {
+        Self(scaling, PhantomData)
+    }
 }
 
 /// A block as it is packed.
@@ -116,11 +118,11 @@ impl<L: FewLoops> Kernel for FewKernel<L> {
 
     fn prepare(&self, source: GroupTokens<'_>, row: usize, out: &mut [f32]) {
         let k = source.activations.k();
-        source.scaled_row(row, source.f32_exponent(), &mut out[..k]);
+        source.scaled_row(row, source.f32_exponent(self.0), &mut out[..k]);
     }
 
     fn unit(&self, source: GroupTokens<'_>) -> f64 {
-        SCALE_UNIT * 2f64.powi(-source.f32_exponent())
+        scale_unit(self.0) * 2f64.powi(-source.f32_exponent(self.0))
     }
 
     fn multiply(&self, product: Product<'_, Self>, _: &mut Expansion<'_, Self>) {
@@ -132,15 +134,15 @@ impl<L: FewLoops> Kernel for FewKernel<L> {
                 let (count, tokens) = (sums.len(), &tokens[first..]);
                 let stretch = Stretch { tokens, group_len, blocks, sums, fresh: product.fresh };
                 // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-                unsafe { for_tokens!(count, L::TOGETHER, L::add(stretch)) }
+                unsafe { for_tokens!(self.0, count, L::TOGETHER, L::add(stretch)) }
             }
         }
     }
 
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
-        tile.by_panels(L::TOGETHER, |stream| {
+        tile.by_panels(self.0.is_mx(), L::TOGETHER, |stream| {
             // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-            unsafe { for_tokens!(stream.sums.len(), L::TOGETHER, L::stream(stream)) }
+            unsafe { for_tokens!(self.0, stream.sums.len(), L::TOGETHER, L::stream(stream)) }
         })
     }
 
@@ -172,7 +174,7 @@ impl Stretch<'_> {
     ///
     /// The processor must have the instructions.
     #[inline(always)]
-    pub(super) unsafe fn add<V: Vector, const TOKENS: usize>(self) {
+    pub(super) unsafe fn add<V: Vector, const MX: bool, const TOKENS: usize>(self) {
         let Self { tokens, group_len, blocks, sums, fresh } = self;
         assert!(sums.len() == TOKENS && tokens.len() >= (TOKENS - 1) * group_len + blocks.len() * BLOCK);
         // SAFETY: the processor has the instructions (promised by the caller). Every token has 16 numbers for each
@@ -188,7 +190,7 @@ impl Stretch<'_> {
             }
             for (index, block) in blocks.iter().enumerate() {
                 let packed = (&block.scales, &block.codes);
-                add_block(&mut totals, packed, tokens.as_ptr().add(index * BLOCK), group_len);
+                add_block::<V, MX, TOKENS>(&mut totals, packed, tokens.as_ptr().add(index * BLOCK), group_len);
             }
             store(&totals, sums);
         }
@@ -202,21 +204,23 @@ impl<L: FewLoops> PanelStream<'_, FewKernel<L>> {
     ///
     /// The processor must have the instructions.
     #[inline(always)]
-    pub(super) unsafe fn run<const TOKENS: usize>(self) {
+    pub(super) unsafe fn run<const MX: bool, const TOKENS: usize>(self) {
         let Self { panel, next, sums, .. } = self;
         assert!(sums.len() == TOKENS && self.tokens.len() == TOKENS * self.group_len);
-        assert!(panel.len() * CHUNK_BLOCKS * BLOCK <= self.group_len);
+        assert!(panel.len() / chunk_bytes(MX) * CHUNK_BLOCKS * BLOCK <= self.group_len);
         let mut token = self.tokens.as_ptr();
-        // SAFETY: the processor has the instructions (promised by the caller). `token` points to a block of the first
-        // token, one of four per chunk, and the others stand `group_len` on (asserted above).
+        // SAFETY: the processor has the instructions (promised by the caller). A chunk has the scales of four blocks,
+        // 16 each or for each two, and their codes, 128 bytes each. `token` points to a block of the first token, one
+        // of four per chunk, and the others stand `group_len` on (asserted above).
         unsafe {
             let mut totals: Totals<L::Vector, TOKENS> = [[L::Vector::zero(); 2]; TOKENS];
-            for (index, chunk) in panel.iter().enumerate() {
-                let ahead = Ahead::of(panel, index, next);
-                let (scales, codes) = chunk.split_at(CHUNK_BLOCKS * COLUMNS);
-                for (block, packed) in scales.as_chunks().0.iter().zip(codes.as_chunks().0).enumerate() {
+            for (index, chunk) in panel.chunks_exact(chunk_bytes(MX)).enumerate() {
+                let ahead = Ahead::of::<MX>(panel, index, next);
+                for block in 0..CHUNK_BLOCKS {
                     ahead.fetch(block);
-                    add_block(&mut totals, packed, token, self.group_len);
+                    let scales = chunk.as_ptr().add(block / shared(MX) * COLUMNS);
+                    let codes = chunk.as_ptr().add(CHUNK_BLOCKS / shared(MX) * COLUMNS + block * CODE_BYTES);
+                    add_block::<_, MX, TOKENS>(&mut totals, (&*scales.cast(), &*codes.cast()), token, self.group_len);
                     token = token.add(BLOCK);
                 }
             }
@@ -232,7 +236,7 @@ impl<L: FewLoops> PanelStream<'_, FewKernel<L>> {
 ///
 /// The processor must have the instructions. There must be 16 numbers of every token, `apart` from the next one's.
 #[inline(always)]
-unsafe fn add_block<V: Vector, const TOKENS: usize>(
+unsafe fn add_block<V: Vector, const MX: bool, const TOKENS: usize>(
     totals: &mut Totals<V, TOKENS>,
     packed: (&[u8; COLUMNS], &[u8; CODE_BYTES]),
     token: *const f32,
@@ -242,10 +246,10 @@ unsafe fn add_block<V: Vector, const TOKENS: usize>(
     // SAFETY: the caller promises the same, and these are all the vectors that a panel has.
     unsafe {
         if TOKENS == 1 && parts == 2 {
-            return add_parts::<V, TOKENS, 2>(totals, packed, 0, token, apart);
+            return add_parts::<V, MX, TOKENS, 2>(totals, packed, 0, token, apart);
         }
         for part in 0..parts {
-            add_parts::<V, TOKENS, 1>(totals, packed, part, token, apart);
+            add_parts::<V, MX, TOKENS, 1>(totals, packed, part, token, apart);
         }
     }
 }
@@ -256,7 +260,7 @@ unsafe fn add_block<V: Vector, const TOKENS: usize>(
 ///
 /// As [`add_block`]; the panel must have these vectors.
 #[inline(always)]
-unsafe fn add_parts<V: Vector, const TOKENS: usize, const PARTS: usize>(
+unsafe fn add_parts<V: Vector, const MX: bool, const TOKENS: usize, const PARTS: usize>(
     totals: &mut Totals<V, TOKENS>,
     (scales, codes): (&[u8; COLUMNS], &[u8; CODE_BYTES]),
     first: usize,
@@ -268,7 +272,7 @@ unsafe fn add_parts<V: Vector, const TOKENS: usize, const PARTS: usize>(
     unsafe {
         let sums: [[V; PARTS]; TOKENS] = V::block(codes.as_ptr().add(4 * first * V::LANES), token, apart);
         for part in 0..PARTS {
-            let scales = V::scales(scales.as_ptr().add((first + part) * V::LANES));
+            let scales = V::block_scales::<MX>(scales.as_ptr().add((first + part) * V::LANES));
             for (total, sums) in totals.iter_mut().zip(&sums) {
                 total[first + part] = sums[part].multiply_add(scales, total[first + part]);
             }

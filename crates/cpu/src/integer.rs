@@ -11,15 +11,15 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use format::{BLOCK, e2m1, e4m3};
+use format::{BLOCK, Scaling, e2m1, e4m3};
 use op::Activations;
 
 use super::expansion::{Expand, Expansion};
 use super::finish::Finish;
 use super::kernel::{Band, Banded, Kernel, PanelStream, Product, TileStream, for_tokens};
-use super::pack::{Ahead, CHUNK_BLOCKS, CODE_BYTES, COLUMNS};
+use super::pack::{Ahead, CHUNK_BLOCKS, CODE_BYTES, COLUMNS, chunk_bytes, shared};
 use super::source::GroupTokens;
-use super::vector::{SCALE_UNIT, Vector};
+use super::vector::{Vector, scale_unit};
 
 /// Twice the value of a code, plus 12.
 pub(super) const WEIGHT_TABLE: [u8; 16] = {
@@ -83,12 +83,16 @@ pub(super) struct IntegerToken {
     pub values: [i32; 4],
     /// −12 times their sum.
     pub start: i32,
-    /// The block's scale.
+    /// The block's scale, times [`RAISED`].
     pub scale: f32,
 }
 
+/// What tokens' scales are larger by: so the least of products, 2⁻²⁶ of it with e4m3 scales and 2⁻¹²⁷ with powers of
+/// two, is no subnormal number, nor does any sum become infinite for it.
+const RAISED: f32 = (1u64 << 40) as f32;
+
 /// Both operands are doubled.
-const UNIT: f64 = 0.25 * SCALE_UNIT;
+const UNIT: f64 = 0.25 / RAISED as f64;
 
 /// Lanes of four bytes, one lane per column.
 ///
@@ -134,13 +138,13 @@ pub(super) trait IntegerLoops: Sized + Sync {
     const FEW: usize;
 
     /// [`expand`].
-    unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock);
+    unsafe fn expand<const MX: bool>(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock);
 
     /// [`Band::add`].
     unsafe fn band<const TOKENS: usize, const PANELS: usize>(band: Band<'_, IntegerKernel<Self>, PANELS>);
 
     /// [`PanelStream::run`].
-    unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, IntegerKernel<Self>>);
+    unsafe fn stream<const MX: bool, const TOKENS: usize>(stream: PanelStream<'_, IntegerKernel<Self>>);
 
     /// [`Finish::write`].
     unsafe fn finish(finish: Finish<'_>);
@@ -157,9 +161,9 @@ macro_rules! integer_loops {
             const FEW: usize = $few;
 
             #[target_feature(enable = $features)]
-            unsafe fn expand(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
+            unsafe fn expand<const MX: bool>(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
                 // SAFETY: the function wants the instructions, which the caller promises.
-                unsafe { integer::expand::<$dots>(scales, codes, out) }
+                unsafe { integer::expand::<$dots, MX>(scales, codes, out) }
             }
 
             #[target_feature(enable = $features)]
@@ -169,9 +173,9 @@ macro_rules! integer_loops {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn stream<const TOKENS: usize>(stream: PanelStream<'_, IntegerKernel<Self>>) {
+            unsafe fn stream<const MX: bool, const TOKENS: usize>(stream: PanelStream<'_, IntegerKernel<Self>>) {
                 // SAFETY: the function wants the instructions, which the caller promises.
-                unsafe { stream.run::<TOKENS>() }
+                unsafe { stream.run::<MX, TOKENS>() }
             }
 
             #[target_feature(enable = $features)]
@@ -183,11 +187,13 @@ macro_rules! integer_loops {
 }
 pub(super) use integer_loops;
 
-/// NVFP4 tokens.
-pub(super) struct IntegerKernel<L>(PhantomData<L>);
+/// NVFP4 tokens, beside weights with such scales.
+pub(super) struct IntegerKernel<L>(Scaling, PhantomData<L>);
 
 impl<L> IntegerKernel<L> {
-    pub(super) const NEW: Self = Self(PhantomData);
+    pub(super) const fn new(scaling: Scaling) -> Self {
+        Self(scaling, PhantomData)
+    }
 }
 
 impl<L: IntegerLoops> Expand for IntegerKernel<L> {
@@ -198,7 +204,12 @@ impl<L: IntegerLoops> Expand for IntegerKernel<L> {
     #[inline(always)]
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
         // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-        unsafe { L::expand(scales, codes, out) }
+        unsafe {
+            match self.0.is_mx() {
+                true => L::expand::<true>(scales, codes, out),
+                false => L::expand::<false>(scales, codes, out),
+            }
+        }
     }
 }
 
@@ -219,7 +230,7 @@ impl<L: IntegerLoops> Kernel for IntegerKernel<L> {
     }
 
     fn unit(&self, _: GroupTokens<'_>) -> f64 {
-        UNIT
+        UNIT * scale_unit(self.0)
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -227,9 +238,9 @@ impl<L: IntegerLoops> Kernel for IntegerKernel<L> {
     }
 
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
-        tile.by_panels(L::FEW, |stream| {
+        tile.by_panels(self.0.is_mx(), L::FEW, |stream| {
             // SAFETY: the schedule runs this kernel only where its backend found the instructions.
-            unsafe { for_tokens!(stream.sums.len(), L::FEW, L::stream(stream)) }
+            unsafe { for_tokens!(self.0, stream.sums.len(), L::FEW, L::stream(stream)) }
         })
     }
 
@@ -269,7 +280,7 @@ fn prepare(activations: &Activations<'_>, row: usize, out: &mut [IntegerToken]) 
         };
         let values = [word(0, 2), word(1, 3), word(4, 6), word(5, 7)];
         let sum: i32 = codes.iter().map(|&code| i32::from(SUMS[usize::from(code)])).sum();
-        *out = IntegerToken { values, start: -12 * sum, scale: e4m3::decode(scale) };
+        *out = IntegerToken { values, start: -12 * sum, scale: e4m3::decode(scale) * RAISED };
     }
 }
 
@@ -279,13 +290,17 @@ fn prepare(activations: &Activations<'_>, row: usize, out: &mut [IntegerToken]) 
 ///
 /// The processor must have the instructions.
 #[inline(always)]
-pub(super) unsafe fn expand<D: Dots>(scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut IntegerBlock) {
+pub(super) unsafe fn expand<D: Dots, const MX: bool>(
+    scales: &[u8; COLUMNS],
+    codes: &[u8; CODE_BYTES],
+    out: &mut IntegerBlock,
+) {
     for column in (0..COLUMNS).step_by(D::Floats::LANES) {
         // SAFETY: the processor has the instructions (promised by the caller). There are 16 scales, two times 64 bytes
         // of codes and four times 64 of weights, four per column; `column` is less than 16 by the lanes of a vector at
         // least.
         unsafe {
-            D::Floats::scales(scales.as_ptr().add(column)).store(out.scales.as_mut_ptr().add(column));
+            D::Floats::block_scales::<MX>(scales.as_ptr().add(column)).store(out.scales.as_mut_ptr().add(column));
             for half in 0..2 {
                 let [low, high] = D::Bytes::load(codes.as_ptr().add(half * CODE_BYTES / 2 + 4 * column)).look_up();
                 low.store(out.weights[2 * half].as_mut_ptr().add(4 * column));
@@ -370,28 +385,29 @@ impl<L: IntegerLoops> PanelStream<'_, IntegerKernel<L>> {
     ///
     /// The processor must have the instructions.
     #[inline(always)]
-    pub(super) unsafe fn run<const TOKENS: usize>(self) {
+    pub(super) unsafe fn run<const MX: bool, const TOKENS: usize>(self) {
         let Self { panel, next, sums, .. } = self;
-        assert!(panel.len() * CHUNK_BLOCKS <= self.group_len && sums.len() == TOKENS);
+        let chunks = panel.len() / chunk_bytes(MX);
+        assert!(chunks * CHUNK_BLOCKS <= self.group_len && sums.len() == TOKENS);
         assert!(self.tokens.len() == TOKENS * self.group_len);
         let (lanes, token) = (<L::Dots as Dots>::Floats::LANES, self.tokens.as_ptr());
         // SAFETY: the processor has the instructions (promised by the caller). A chunk has the scales of four blocks,
-        // 16 each, and their codes, 128 bytes each, four per column and eight k; every token has four blocks per chunk
-        // (asserted above).
+        // 16 each or for each two, and their codes, 128 bytes each, four per column and eight k; every token has four
+        // blocks per chunk (asserted above).
         unsafe {
             // A panel has one vector or two.
             let mut total = [[<L::Dots as Dots>::Floats::zero(); 2]; TOKENS];
-            for index in 0..panel.len() {
-                let ahead = Ahead::of(panel, index, next);
-                let chunk = panel.as_ptr().add(index).cast::<u8>();
+            for index in 0..chunks {
+                let ahead = Ahead::of::<MX>(panel, index, next);
+                let chunk = panel.as_ptr().add(index * chunk_bytes(MX));
                 for block in 0..CHUNK_BLOCKS {
                     ahead.fetch(block);
-                    let codes = chunk.add(CHUNK_BLOCKS * COLUMNS + block * CODE_BYTES);
+                    let codes = chunk.add(CHUNK_BLOCKS / shared(MX) * COLUMNS + block * CODE_BYTES);
                     for part in 0..COLUMNS / lanes {
                         let [first, second] = <L::Dots as Dots>::Bytes::load(codes.add(4 * part * lanes)).look_up();
                         let [third, fourth] =
                             <L::Dots as Dots>::Bytes::load(codes.add(CODE_BYTES / 2 + 4 * part * lanes)).look_up();
-                        let scales = Vector::scales(chunk.add(block * COLUMNS + part * lanes));
+                        let scales = Vector::block_scales::<MX>(chunk.add(block / shared(MX) * COLUMNS + part * lanes));
                         for (row, total) in total.iter_mut().enumerate() {
                             let token = &*token.add(row * self.group_len + index * CHUNK_BLOCKS + block);
                             add_block::<L::Dots>(&mut total[part], [first, second, third, fourth], scales, token);
@@ -440,7 +456,7 @@ mod tests {
         }
 
         fn rates(_: Activation) -> Rates {
-            Rates::of(&IntegerKernel::<L>::NEW, "integer", 1e-9, Speed { expand: 1e-9, multiply: 1e-9 })
+            Rates::of(&IntegerKernel::<L>::new(Scaling::NvFp4), "integer", 1e-9, Speed { expand: 1e-9, multiply: 1e-9 })
         }
 
         unsafe fn run(
@@ -450,12 +466,12 @@ mod tests {
             operands: Operands<'_, '_, '_>,
             team: &Team,
         ) -> Result<()> {
-            schedule::run(&IntegerKernel::<L>::NEW, problem, config, panels, operands, team)
+            schedule::run(&IntegerKernel::<L>::new(problem.scaling()), problem, config, panels, operands, team)
         }
 
         /// Integer loops take no other tokens than NVFP4.
         unsafe fn run_fp8(run: crate::fp8::Fp8Run<'_, '_, '_>) -> Result<()> {
-            crate::fp8::run(&crate::scalar::ScalarKernel, run)
+            crate::fp8::run(&crate::scalar::ScalarKernel(Scaling::NvFp4), run)
         }
     }
 

@@ -11,23 +11,30 @@ use bytemuck::Pod;
 
 use super::expansion::{Expand, Expansion, Pace};
 use super::finish::Finish;
-use super::pack::CHUNK_BYTES;
+use super::pack::chunk_bytes;
 use super::slab::SlabView;
 use super::source::GroupTokens;
 use super::sums::Lanes;
 
-/// Calls what is compiled for so many tokens: one to four, or to eight where the loops have room for them.
+/// Calls what is compiled for a kind of scales, and for so many tokens: one to four, or to eight where the loops have
+/// room for them.
 macro_rules! for_tokens {
-    ($tokens:expr, $most:expr, $loops:ident::$run:ident($argument:expr)) => {
+    ($scaling:expr, $tokens:expr, $most:expr, $loops:ident::$run:ident($argument:expr)) => {
+        match $scaling.is_mx() {
+            true => for_tokens!(@ true, $tokens, $most, $loops::$run($argument)),
+            false => for_tokens!(@ false, $tokens, $most, $loops::$run($argument)),
+        }
+    };
+    (@ $mx:literal, $tokens:expr, $most:expr, $loops:ident::$run:ident($argument:expr)) => {
         match $tokens {
-            1 => $loops::$run::<1>($argument),
-            2 => $loops::$run::<2>($argument),
-            3 => $loops::$run::<3>($argument),
-            4 => $loops::$run::<4>($argument),
-            5 if $most >= 5 => $loops::$run::<5>($argument),
-            6 if $most >= 6 => $loops::$run::<6>($argument),
-            7 if $most >= 7 => $loops::$run::<7>($argument),
-            8 if $most >= 8 => $loops::$run::<8>($argument),
+            1 => $loops::$run::<$mx, 1>($argument),
+            2 => $loops::$run::<$mx, 2>($argument),
+            3 => $loops::$run::<$mx, 3>($argument),
+            4 => $loops::$run::<$mx, 4>($argument),
+            5 if $most >= 5 => $loops::$run::<$mx, 5>($argument),
+            6 if $most >= 6 => $loops::$run::<$mx, 6>($argument),
+            7 if $most >= 7 => $loops::$run::<$mx, 7>($argument),
+            8 if $most >= 8 => $loops::$run::<$mx, 8>($argument),
             more => unreachable!("{more} tokens at once"),
         }
     };
@@ -208,8 +215,8 @@ pub(super) struct PanelStream<'a, K: Kernel> {
     /// Every group of rows, `group_len` elements each.
     pub tokens: &'a [K::Token],
     pub group_len: usize,
-    /// The panel's chunks.
-    pub panel: &'a [[u8; CHUNK_BYTES]],
+    /// The panel's packed bytes, whole chunks.
+    pub panel: &'a [u8],
     /// What is read after it, if that is known.
     pub next: Option<&'a [u8]>,
     /// The sums of every row; garbage at first.
@@ -219,15 +226,15 @@ pub(super) struct PanelStream<'a, K: Kernel> {
 impl<K: Kernel> TileStream<'_, K> {
     /// Hands out one panel after the other with `together` rows at a time, as evenly as can be, if panels have whole
     /// chunks; says whether they have. What some rows have read is near when the next ones come.
-    pub(super) fn by_panels(self, together: usize, each: impl Fn(PanelStream<'_, K>)) -> bool {
+    pub(super) fn by_panels(self, mx: bool, together: usize, each: impl Fn(PanelStream<'_, K>)) -> bool {
         let Self { tokens, group_len, rows, panels, next, sums, .. } = self;
-        if panels.iter().any(|panel| panel.len() % CHUNK_BYTES != 0) {
+        if panels.iter().any(|panel| !panel.len().is_multiple_of(chunk_bytes(mx))) {
             return false;
         }
         let together = rows.div_ceil(rows.div_ceil(together));
         let mut later = panels.iter().chain(&next).copied().skip(1);
         for (panel, sums) in panels.iter().zip(sums.chunks_exact_mut(rows)) {
-            let (panel, next) = (panel.as_chunks().0, later.next());
+            let next = later.next();
             for (sums, tokens) in sums.chunks_mut(together).zip(tokens.chunks(together * group_len)) {
                 each(PanelStream { tokens, group_len, panel, next, sums });
             }

@@ -8,7 +8,7 @@
 use format::BLOCK;
 
 use super::kernel::Kernel;
-use super::pack::{BLOCK_BYTES, CHUNK, COLUMNS};
+use super::pack::{CHUNK, COLUMNS, row_bytes};
 use super::schedule::OWN_TOKENS;
 use super::speeds::{Bandwidth, Speed, Speeds};
 use super::sums::Lanes;
@@ -438,7 +438,7 @@ fn spread(tiles: f64, passes: f64, threads: usize) -> f64 {
 /// Bytes of weights that are read again, by every tile of tokens but the first.
 fn reread(problem: &Problem, config: &Config) -> f64 {
     let again = |shape: &Shape| shape.m.div_ceil(config.tile.tokens).saturating_sub(1) as f64;
-    let weights = |shape: &Shape| (shape.n as f64) * (shape.k / BLOCK) as f64 * (BLOCK_BYTES / COLUMNS) as f64;
+    let weights = |shape: &Shape| (shape.n as f64) * row_bytes(shape.k, problem.scaling().is_mx()) as f64;
     let groups = problem.groups().iter();
     groups.map(|shape| problem.matrices() as f64 * again(shape) * weights(shape)).sum()
 }

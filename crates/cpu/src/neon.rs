@@ -11,7 +11,7 @@
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-use format::e2m1;
+use format::{Scaling, e2m1};
 use half::f16;
 
 use super::backend::InstructionSet;
@@ -57,11 +57,22 @@ impl InstructionSet for Neon {
 
     fn rates(activation: Activation) -> Rates {
         if activation == Activation::NvFp4 {
-            Rates::of(&IntegerKernel::<Neon>::NEW, "integer", FINISH, Speed { expand: 10e-9, multiply: 8e-9 })
-                .with_stream(Speed { expand: 8e-9, multiply: 8e-9 }, &STREAMED)
+            Rates::of(
+                &IntegerKernel::<Neon>::new(Scaling::NvFp4),
+                "integer",
+                FINISH,
+                Speed { expand: 10e-9, multiply: 8e-9 },
+            )
+            .with_stream(Speed { expand: 8e-9, multiply: 8e-9 }, &STREAMED)
         } else {
-            Rates::of(&DenseKernel::<Neon>::NEW, "dense", FINISH, Speed { expand: 25e-9, multiply: 11e-9 }).with_few(
-                &FewKernel::<Neon>::NEW,
+            Rates::of(
+                &DenseKernel::<Neon>::new(Scaling::NvFp4),
+                "dense",
+                FINISH,
+                Speed { expand: 25e-9, multiply: 11e-9 },
+            )
+            .with_few(
+                &FewKernel::<Neon>::new(Scaling::NvFp4),
                 Speed { expand: 12e-9, multiply: 6e-9 },
                 &STREAMED,
             )
@@ -76,19 +87,26 @@ impl InstructionSet for Neon {
         team: &Team,
     ) -> Result<()> {
         match problem.activation() {
-            Activation::NvFp4 if is_aarch64_feature_detected!("dotprod") => {
-                schedule::run(&IntegerKernel::<DotProduct>::NEW, problem, config, panels, operands, team)
+            Activation::NvFp4 if is_aarch64_feature_detected!("dotprod") => schedule::run(
+                &IntegerKernel::<DotProduct>::new(problem.scaling()),
+                problem,
+                config,
+                panels,
+                operands,
+                team,
+            ),
+            Activation::NvFp4 => {
+                schedule::run(&IntegerKernel::<Neon>::new(problem.scaling()), problem, config, panels, operands, team)
             }
-            Activation::NvFp4 => schedule::run(&IntegerKernel::<Neon>::NEW, problem, config, panels, operands, team),
             _ if config.depth == CHUNK => {
-                schedule::run(&FewKernel::<Neon>::NEW, problem, config, panels, operands, team)
+                schedule::run(&FewKernel::<Neon>::new(problem.scaling()), problem, config, panels, operands, team)
             }
-            _ => schedule::run(&DenseKernel::<Neon>::NEW, problem, config, panels, operands, team),
+            _ => schedule::run(&DenseKernel::<Neon>::new(problem.scaling()), problem, config, panels, operands, team),
         }
     }
 
     unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
-        fp8::run(&DenseKernel::<Neon>::NEW, run)
+        fp8::run(&DenseKernel::<Neon>::new(Scaling::NvFp4), run)
     }
 }
 

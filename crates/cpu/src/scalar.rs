@@ -4,7 +4,7 @@
 //! inner loops run over the 16 columns of a panel, so a compiler may use whatever vectors the target's baseline has.
 
 use bytemuck::{Pod, Zeroable};
-use format::BLOCK;
+use format::{BLOCK, Scaling};
 use half::f16;
 
 use super::backend::InstructionSet;
@@ -37,7 +37,7 @@ impl InstructionSet for Scalar {
     }
 
     fn rates(_: Activation) -> Rates {
-        Rates::of(&ScalarKernel, "float", 4e-9, Speed { expand: 150e-9, multiply: 30e-9 })
+        Rates::of(&ScalarKernel(Scaling::NvFp4), "float", 4e-9, Speed { expand: 150e-9, multiply: 30e-9 })
     }
 
     unsafe fn run(
@@ -47,16 +47,16 @@ impl InstructionSet for Scalar {
         operands: Operands<'_, '_, '_>,
         team: &Team,
     ) -> Result<()> {
-        schedule::run(&ScalarKernel, problem, config, panels, operands, team)
+        schedule::run(&ScalarKernel(problem.scaling()), problem, config, panels, operands, team)
     }
 
     unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
-        fp8::run(&ScalarKernel, run)
+        fp8::run(&ScalarKernel(Scaling::NvFp4), run)
     }
 }
 
-/// f32 tokens, f32 weights.
-pub(super) struct ScalarKernel;
+/// f32 tokens, f32 weights, which have such scales.
+pub(super) struct ScalarKernel(pub Scaling);
 
 /// A block as f32: for each k, the 16 columns.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -76,7 +76,10 @@ impl Expand for ScalarKernel {
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut FloatBlock) {
         for (vector, lanes) in codes.chunks_exact(4 * COLUMNS).enumerate() {
             for column in 0..COLUMNS {
-                let scale = format::e4m3::decode(scales[column]);
+                let scale = match self.0.is_mx() {
+                    true => power(scales[column]),
+                    false => format::e4m3::decode(scales[column]),
+                };
                 for (byte, &pair) in lanes[4 * column..][..4].iter().enumerate() {
                     // A lane's bytes hold k = (0, 2) (4, 6) (1, 3) (5, 7).
                     let k = 8 * vector + 4 * (byte % 2) + byte / 2;
@@ -88,9 +91,14 @@ impl Expand for ScalarKernel {
     }
 }
 
+/// A power of two by its exponent's bits.
+fn power(bits: u8) -> f32 {
+    f32::from_bits(u32::from(bits) << 23)
+}
+
 impl ByteKernel for ScalarKernel {
     fn expand_bytes(&self, exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut FloatBlock) {
-        let power = |column: usize| exponents.map_or(1.0, |bits| f32::from_bits(u32::from(bits[column]) << 23));
+        let power = |column: usize| exponents.map_or(1.0, |bits| power(bits[column]));
         for (row, numbers) in numbers.as_chunks::<COLUMNS>().0.iter().enumerate() {
             let values = &mut out.0[row / 8 * 8 + LANE_ORDER[row % 8]];
             for (column, (value, &number)) in values.iter_mut().zip(numbers).enumerate() {
@@ -116,11 +124,11 @@ impl Kernel for ScalarKernel {
     }
 
     fn prepare(&self, source: GroupTokens<'_>, group: usize, out: &mut [f32]) {
-        source.scaled_row(group, source.f32_exponent(), out);
+        source.scaled_row(group, source.f32_exponent(self.0), out);
     }
 
     fn unit(&self, source: GroupTokens<'_>) -> f64 {
-        2f64.powi(-source.f32_exponent())
+        2f64.powi(-source.f32_exponent(self.0))
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {

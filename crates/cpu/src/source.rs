@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use format::Scaling;
 use op::Activations;
 
 use super::scale::{LARGEST_POWER, exponent_of, two_powers};
@@ -16,8 +17,12 @@ pub(super) struct GroupTokens<'a> {
 }
 
 /// Where a group's largest dense token may lie, as powers of two, for f32 sums of its products to be neither subnormal
-/// nor infinite: weights are between 2⁻¹⁰ and 2¹².
+/// nor infinite: weights are between 2⁻¹⁷ and 2¹².
 const COMFORTABLE: Range<i32> = -20..60;
+
+/// Where it is brought beside MXFP4 weights over many powers of two, 2⁻¹¹⁹ to 2¹¹: so products with the least of them
+/// are no smaller than comfortable ones are, and 2³³ of the largest are no infinite sum.
+const BESIDE_MANY_POWERS: i32 = 82;
 
 impl GroupTokens<'_> {
     /// The power of two that brings the largest dense token to 2^`place`, or as near as two factors of f32 can.
@@ -28,9 +33,12 @@ impl GroupTokens<'_> {
         (place - exponent_of(self.largest.into())).min(2 * LARGEST_POWER)
     }
 
-    /// The power of two by which kernels that multiply in f32 scale dense tokens: none, unless their products would
-    /// leave f32's normal range.
-    pub(super) fn f32_exponent(self) -> i32 {
+    /// The power of two by which kernels that multiply in f32 scale dense tokens: none, unless their products with such
+    /// weights would leave f32's normal range.
+    pub(super) fn f32_exponent(self, weights: Scaling) -> i32 {
+        if weights == Scaling::WideMxFp4 {
+            return self.exponent_to(BESIDE_MANY_POWERS);
+        }
         if self.largest == 0.0 || COMFORTABLE.contains(&exponent_of(self.largest.into())) {
             return 0;
         }

@@ -5,11 +5,18 @@
 
 use std::hint::black_box;
 
+use format::Scaling;
+
 pub(super) use super::pack::LANE_ORDER;
 use super::pack::{CODE_BYTES, COLUMNS};
 
-/// What scales are smaller by in vectors than in the checkpoint; results are multiplied with it in the end.
+/// What e4m3 scales are smaller by in vectors than in the checkpoint; results are multiplied with it in the end.
 pub(super) const SCALE_UNIT: f64 = 256.0;
+
+/// The same of scales of any kind: powers of two are what they are.
+pub(super) fn scale_unit(scaling: Scaling) -> f64 {
+    if scaling.is_mx() { 1.0 } else { SCALE_UNIT }
+}
 
 /// Bytes of the codes of eight k in a full panel.
 pub(super) const HALF_BLOCK: usize = CODE_BYTES / 2;
@@ -49,6 +56,13 @@ pub(super) trait Vector: Copy {
 
     /// Loads as many powers of two as there are lanes, each as the exponent bits of an f32.
     unsafe fn powers(from: *const u8) -> Self;
+
+    /// Loads the scales of a block of either kind, each divided by its [`scale_unit`].
+    #[inline(always)]
+    unsafe fn block_scales<const MX: bool>(from: *const u8) -> Self {
+        // SAFETY: the caller promises the instructions, and as many scales as lanes.
+        unsafe { if MX { Self::powers(from) } else { Self::scales(from) } }
+    }
 
     /// Loads eight codes per lane.
     unsafe fn codes(from: *const u8) -> Self::Codes;

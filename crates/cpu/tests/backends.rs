@@ -2,11 +2,13 @@
 //! a processor that is only emulated. The tester's whole list of cases is in the crate `hammerhead-testkit`.
 
 use fastrand::Rng;
-use format::{BLOCK, Dense, Matrix, Values};
+use format::{BLOCK, Dense, MX_BLOCK, Matrix, Scaling, Values};
 use half::{bf16, f16};
 use op::bound::Bounded;
 use op::reference::Reference;
-use op::{Activation, Activations, Call, Gate, Output, Problem, Shape, Target, Weights};
+use op::{
+    Activation, Activations, Backend, Call, Config, Gate, Output, PackedWeights, Problem, Shape, Target, Team, Weights,
+};
 
 /// Odd tokens, columns and blocks; one token and few, which are read from packed codes; more than a band.
 const SHAPES: [(usize, usize, usize); 5] = [(1, 32, 128), (3, 40, 64), (5, 33, 208), (17, 51, 336), (40, 64, 256)];
@@ -50,6 +52,22 @@ fn numbers(values: &Values<'_>) -> Vec<f64> {
     }
 }
 
+/// Computes one product as f32.
+fn results(
+    way: (&'static dyn Backend, Config),
+    problem: &Problem,
+    weights: &dyn PackedWeights,
+    tokens: &Activations<'_>,
+    team: &Team,
+) -> Vec<f32> {
+    let problem = problem.clone().with_scaling(weights.scaling());
+    let mut c = [Values::from(vec![f32::NAN; problem.groups()[0].m * problem.groups()[0].n])];
+    let mut targets = Target::all(&mut c);
+    Call::new(way, &problem, weights, std::slice::from_ref(tokens), &mut targets, team).unwrap().run().unwrap();
+    let [Values::F32(c)] = c else { unreachable!("results are f32") };
+    c.into_owned()
+}
+
 #[test]
 fn every_backend_is_within_its_bound_in_many_of_its_ways() {
     let (rng, gate) = (&mut Rng::with_seed(7), Gate::Silu);
@@ -79,6 +97,111 @@ fn every_backend_is_within_its_bound_in_many_of_its_ways() {
                             bound.allowed(output)
                         );
                     }
+                }
+            }
+        }
+    }
+}
+
+const ACTIVATIONS: [Activation; 4] = [Activation::F32, Activation::BF16, Activation::F16, Activation::NvFp4];
+
+/// The same with whole blocks of 32: of chunks that are whole, and of one that is not.
+const MX_SHAPES: [(usize, usize, usize); 5] = [(1, 32, 128), (3, 40, 64), (5, 33, 224), (17, 51, 352), (40, 64, 256)];
+
+/// MXFP4 with scales over so many powers of two, 2⁸ the largest.
+fn mx(rng: &mut Rng, rows: usize, k: usize, powers: u8) -> Matrix<'static> {
+    let codes: Vec<u8> = (0..rows * k / 2).map(|_| rng.u8(..)).collect();
+    let scales: Vec<u8> = (0..rows * k / MX_BLOCK).map(|_| 135 - rng.u8(..powers)).collect();
+    Matrix::mx(rows, k, codes, &scales, 1.0 / 4096.0).unwrap()
+}
+
+#[test]
+fn mxfp4_is_packed_as_it_is_and_gives_the_bits_of_its_nvfp4_form() {
+    let rng = &mut Rng::with_seed(8);
+    let team = hammerhead_cpu::team(Some(2)).unwrap();
+    for (activation, (m, n, k)) in
+        ACTIVATIONS.into_iter().flat_map(|activation| MX_SHAPES.map(|shape| (activation, shape)))
+    {
+        let problem = Problem::new(vec![Shape::new(m, n, k)], Gate::Silu, activation, Output::F32).unwrap();
+        let matrices = [mx(rng, n, k, 18), mx(rng, n, k, 18)];
+        let [gate, up] = matrices.each_ref().map(|matrix| matrix.in_scaling(Scaling::NvFp4).unwrap());
+        let (own, wider) =
+            (Weights::gated(matrices[0].as_borrowed(), matrices[1].as_borrowed()), Weights::gated(gate, up));
+        let tokens = tokens(rng, activation, m, k);
+        for &backend in hammerhead_cpu::backends().iter().filter(|backend| backend.available().is_ok()) {
+            let [own, wider] = [&own, &wider]
+                .map(|weights| backend.prepack(std::slice::from_ref(weights.as_ref().unwrap()), &team).unwrap());
+            assert_eq!((own.scaling(), own.bytes() * 18), (Scaling::MxFp4, wider.bytes() * 17));
+            let ways = backend.candidates(&problem, team.count());
+            for &config in ways.iter().step_by(ways.len().div_ceil(WAYS)) {
+                let [own, wider] =
+                    [&own, &wider].map(|packed| results((backend, config), &problem, packed.as_ref(), &tokens, &team));
+                let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+                assert!(bits(&own) == bits(&wider), "{} {config} {m}x{n}x{k} {activation}", backend.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn mxfp4_over_all_powers_of_two_is_within_the_bound_of_every_backend() {
+    let (rng, gate) = (&mut Rng::with_seed(9), Gate::None);
+    let team = hammerhead_cpu::team(Some(2)).unwrap();
+    for (activation, (m, n, k)) in
+        ACTIVATIONS.into_iter().flat_map(|activation| MX_SHAPES.map(|shape| (activation, shape)))
+    {
+        let problem = Problem::new(vec![Shape::new(m, n, k)], gate, activation, Output::F32).unwrap();
+        let weights = [Weights::plain(mx(rng, n, k, 127))];
+        let tokens = tokens(rng, activation, m, k);
+        let expected = Reference::new(&tokens, &weights[0], gate).all();
+        for &backend in hammerhead_cpu::backends().iter().filter(|backend| backend.available().is_ok()) {
+            let packed = backend.prepack(&weights, &team).unwrap();
+            assert_eq!(packed.scaling(), Scaling::WideMxFp4);
+            let ways = backend.candidates(&problem, team.count());
+            for &config in ways.iter().step_by(ways.len().div_ceil(WAYS)) {
+                let found = results((backend, config), &problem, packed.as_ref(), &tokens, &team);
+                for (element, found) in expected.iter().zip(found) {
+                    let bound = Bounded::new(element, gate, k, backend.arithmetic(activation));
+                    let (name, value) = (backend.name(), bound.value);
+                    assert!(
+                        bound.accepts(found.into(), Output::F32),
+                        "{name} {config} {activation}: {found} for {value}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The bound grants little to what is large and all to what is small. A column of small weights is as exact as one of
+/// large ones nevertheless: to the bit.
+#[test]
+fn columns_a_hundred_powers_of_two_below_others_lose_nothing() {
+    const BELOW: i32 = 100;
+    let rng = &mut Rng::with_seed(10);
+    let team = hammerhead_cpu::team(Some(2)).unwrap();
+    for (activation, (m, n, k)) in
+        ACTIVATIONS.into_iter().flat_map(|activation| MX_SHAPES.map(|shape| (activation, shape)))
+    {
+        let problem = Problem::new(vec![Shape::new(m, n, k)], Gate::None, activation, Output::F32).unwrap();
+        let narrow = mx(rng, n, k, 18);
+        let below = |row: usize| if row.is_multiple_of(3) { 0 } else { BELOW };
+        let lowered = |(at, &scale): (usize, &u8)| scale - below(at / (k / MX_BLOCK)) as u8;
+        let scales: Vec<u8> = narrow.scales().iter().enumerate().map(lowered).collect();
+        // In the middle of f32's range, so that no result is subnormal.
+        let wide = Matrix::mx(n, k, narrow.codes(), &scales, 2f32.powi(BELOW / 2) / 4096.0).unwrap();
+        let tokens = tokens(rng, activation, m, k);
+        for &backend in hammerhead_cpu::backends().iter().filter(|backend| backend.available().is_ok()) {
+            let [one, other] =
+                [&narrow, &wide].map(|matrix| backend.prepack(&[Weights::plain(matrix.as_borrowed())], &team).unwrap());
+            assert_eq!(other.scaling(), Scaling::WideMxFp4);
+            let ways = backend.candidates(&problem, team.count());
+            for &config in ways.iter().step_by(ways.len().div_ceil(WAYS)) {
+                let [one, other] = [one.as_ref(), other.as_ref()]
+                    .map(|packed| results((backend, config), &problem, packed, &tokens, &team));
+                for (at, (one, other)) in one.into_iter().zip(other).enumerate() {
+                    let expected = one * 2f32.powi(BELOW / 2 - below(at % n));
+                    assert_eq!(other.to_bits(), expected.to_bits(), "{} {config} {activation}: {at}", backend.name());
                 }
             }
         }

@@ -97,8 +97,8 @@ pub enum Inputs {
     InputScales,
     /// MXFP4 weights whose scales are all powers of two that NVFP4's may be, 2⁻⁹ to 2⁸. Quantised tokens are realistic.
     PowersOfTwo,
-    /// The same over forty powers of two, which NVFP4 has no scales for, nor f16 numbers: for dense tokens of more
-    /// range, and kernels that take MXFP4 as it is.
+    /// The same over forty powers of two, which NVFP4 has no scales for, nor f16 numbers: for kernels that take MXFP4
+    /// as it is, on GPUs with dense tokens of more range.
     ManyPowers,
     /// As realistic, with one number in every dense token that is 2²⁰ times the others, and every fifth token zero.
     Outliers,
@@ -156,7 +156,8 @@ pub fn suite(suite: Suite) -> Vec<Case> {
 }
 
 impl Case {
-    fn new(suite: Suite, groups: Vec<Shape>, inputs: Inputs, why: &'static str) -> Self {
+    /// A gated problem of NVFP4 tokens with results in half precision, and with a reason.
+    pub fn new(suite: Suite, groups: Vec<Shape>, inputs: Inputs, why: &'static str) -> Self {
         let (activation, output) = (Activation::NvFp4, Output::F16);
         Self {
             suite,

@@ -25,9 +25,9 @@ mod walk;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-use format::BLOCK;
+use format::{BLOCK, Scaling};
 
-use self::expand::{BYTE_EXPONENT, Expander, WEIGHT_EXPONENT, byte_block};
+use self::expand::{BYTE_EXPONENT, Expander, HALF_EXPONENT, WEIGHT_EXPONENT, byte_block};
 use self::resident::Resident;
 use self::stream::{STREAMED, Stream};
 use self::tiles::{Configured, HalfTile, TILE_K, TILE_ROWS, TokenTile, load, product, zero};
@@ -38,7 +38,7 @@ use super::finish::Finish;
 use super::fp8::{self, BYTES, ByteKernel, Fp8Run};
 use super::kernel::{Kernel, Product, TileStream};
 use super::model::Rates;
-use super::pack::{CHUNK_BYTES, CODE_BYTES, COLUMNS, Panels};
+use super::pack::{CODE_BYTES, COLUMNS, Panels, chunk_bytes};
 use super::source::GroupTokens;
 use super::speeds::Speed;
 use super::{avx512, schedule};
@@ -75,7 +75,7 @@ impl InstructionSet for Amx {
 
     fn rates(activation: Activation) -> Rates {
         Rates::of(
-            &AmxKernel::<false> { parts: planned_parts(activation) },
+            &AmxKernel::<false, false> { parts: planned_parts(activation) },
             "tiles",
             avx512::FINISH,
             Speed { expand: 15e-9, multiply: 9e-9 },
@@ -93,15 +93,24 @@ impl InstructionSet for Amx {
     ) -> Result<()> {
         let mut sources = operands.activations.iter().zip(operands.largest);
         let fits = |(activations, &largest)| tokens::fit_f16(GroupTokens { activations, largest });
-        if problem.activation() == Activation::F16 && processor_has_f16_tiles() && sources.all(fits) {
-            return schedule::run(&AmxKernel::<true> { parts: 1 }, problem, config, panels, operands, team);
+        let halves = problem.activation() == Activation::F16 && problem.scaling() != Scaling::WideMxFp4;
+        let halves = halves && processor_has_f16_tiles() && sources.all(fits);
+        let parts = if halves { 1 } else { parts(problem.activation()) };
+        macro_rules! run {
+            ($f16:literal, $mx:literal) => {
+                schedule::run(&AmxKernel::<$f16, $mx> { parts }, problem, config, panels, operands, team)
+            };
         }
-        let kernel = AmxKernel::<false> { parts: parts(problem.activation()) };
-        schedule::run(&kernel, problem, config, panels, operands, team)
+        match (halves, problem.scaling().is_mx()) {
+            (true, true) => run!(true, true),
+            (true, false) => run!(true, false),
+            (false, true) => run!(false, true),
+            (false, false) => run!(false, false),
+        }
     }
 
     unsafe fn run_fp8(run: Fp8Run<'_, '_, '_>) -> Result<()> {
-        let kernel = AmxKernel::<false> { parts: parts(run.tokens.element()) };
+        let kernel = AmxKernel::<false, false> { parts: parts(run.tokens.element()) };
         fp8::run(&kernel, run)
     }
 }
@@ -154,12 +163,12 @@ fn permitted() -> bool {
     *PERMITTED.get_or_init(ask)
 }
 
-/// Tiles of f16 or of bf16; tokens in so many parts.
-struct AmxKernel<const F16: bool> {
+/// Tiles of f16 or of bf16, of weights whose scales are powers of two or not; tokens in so many parts.
+struct AmxKernel<const F16: bool, const MX: bool> {
     parts: usize,
 }
 
-impl<const F16: bool> Expand for AmxKernel<F16> {
+impl<const F16: bool, const MX: bool> Expand for AmxKernel<F16, MX> {
     type Block = HalfTile;
 
     const BLANK: HalfTile = HalfTile([[0; 2 * COLUMNS]; BLOCK / 2]);
@@ -168,22 +177,22 @@ impl<const F16: bool> Expand for AmxKernel<F16> {
     fn expand(&self, scales: &[u8; COLUMNS], codes: &[u8; CODE_BYTES], out: &mut HalfTile) {
         // SAFETY: the schedule runs this kernel only where `available` found the instructions; the arrays have 16
         // scales and 128 bytes of codes, and a reference to a half tile is aligned to its 512 bytes.
-        unsafe { Expander::<F16>::new().block(scales.as_ptr(), codes.as_ptr(), out) }
+        unsafe { Expander::<F16, MX>::new().block(scales.as_ptr(), codes.as_ptr(), out) }
     }
 }
 
-impl ByteKernel for AmxKernel<false> {
+impl ByteKernel for AmxKernel<false, false> {
     fn expand_bytes(&self, exponents: Option<&[u8; COLUMNS]>, numbers: &[u8; BYTES], out: &mut HalfTile) {
         // SAFETY: a run takes this kernel only where `available` found the instructions.
         unsafe { byte_block(exponents, numbers, out) }
     }
 
     fn byte_unit(&self, source: GroupTokens<'_>) -> f64 {
-        2f64.powi(BYTE_EXPONENT - tokens::exponent(source))
+        2f64.powi(BYTE_EXPONENT - tokens::exponent(source, false))
     }
 }
 
-impl<const F16: bool> Kernel for AmxKernel<F16> {
+impl<const F16: bool, const MX: bool> Kernel for AmxKernel<F16, MX> {
     type Token = TokenTile;
 
     const ROWS: usize = TILE_ROWS;
@@ -204,16 +213,22 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
         unsafe {
             match F16 {
                 true => tokens::prepare_f16(source, group, out),
-                false => tokens::prepare(source, self.parts, group, out),
+                false => {
+                    let exponent = tokens::exponent(source, MX);
+                    tokens::prepare(source.activations, exponent, self.parts, group, out);
+                }
             }
         }
     }
 
     fn unit(&self, source: GroupTokens<'_>) -> f64 {
-        match F16 {
-            true => 2f64.powi(-tokens::f16_exponent(source)),
-            false => 2f64.powi(WEIGHT_EXPONENT - tokens::exponent(source)),
-        }
+        let smaller = match (F16, MX) {
+            (true, false) => -tokens::f16_exponent(source),
+            (true, true) => -tokens::f16_exponent(source) - HALF_EXPONENT,
+            (false, false) => WEIGHT_EXPONENT - tokens::exponent(source, MX),
+            (false, true) => -tokens::exponent(source, MX),
+        };
+        2f64.powi(smaller)
     }
 
     fn multiply(&self, product: Product<'_, Self>, ahead: &mut Expansion<'_, Self>) {
@@ -223,20 +238,25 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
     }
 
     fn stream(&self, tile: TileStream<'_, Self>) -> bool {
-        let Some(weights) = whole_chunks(&tile.panels) else { return false };
+        if !whole_chunks::<MX>(&tile.panels) {
+            return false;
+        }
+        let weights = &tile.panels[..];
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
-        let stream =
-            Stream::<F16> { tokens: &groups, weights: &weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
+        let stream = Stream::<F16, MX> { tokens: &groups, weights, next: &tile.next, ring: tile.ring, sums: tile.sums };
         // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold
         // what `enter` returned, so that their tiles are configured.
         unsafe { stream.run() }
     }
 
     fn resident(&self, tile: TileStream<'_, Self>) -> bool {
-        let Some(weights) = whole_chunks(&tile.panels) else { return false };
+        if !whole_chunks::<MX>(&tile.panels) {
+            return false;
+        }
+        let weights = &tile.panels[..];
         let groups: Vec<&[TokenTile]> = tile.tokens.chunks_exact(tile.group_len).collect();
         let (ring, sums) = (tile.ring, tile.sums);
-        let resident = Resident::<F16> { tokens: &groups, weights: &weights, next: &tile.next, ring, sums };
+        let resident = Resident::<F16, MX> { tokens: &groups, weights, next: &tile.next, ring, sums };
         // SAFETY: the schedule runs this kernel only where `available` found the instructions, and on threads that hold
         // what `enter` returned, so that their tiles are configured.
         unsafe { resident.run() }
@@ -255,11 +275,9 @@ impl<const F16: bool> Kernel for AmxKernel<F16> {
     }
 }
 
-/// Panels as chunks, if their K is a multiple of one.
-fn whole_chunks<'a>(panels: &[&'a [u8]]) -> Option<Vec<&'a [[u8; CHUNK_BYTES]]>> {
-    let chunks =
-        |panel: &&'a [u8]| Some(panel.as_chunks()).filter(|(_, rest)| rest.is_empty()).map(|(chunks, _)| chunks);
-    panels.iter().map(chunks).collect()
+/// Whether panels are whole chunks: their K is a multiple of one.
+fn whole_chunks<const MX: bool>(panels: &[&[u8]]) -> bool {
+    panels.iter().all(|panel| panel.len().is_multiple_of(chunk_bytes(MX)))
 }
 
 /// Keeps the tile unit busy from L1; returns the operations done.
@@ -329,9 +347,10 @@ mod tests {
         }
         for (rows, largest, range) in [(20, 15, 30), (16, -10, 14), (3, 2, 20)] {
             let activations = tokens(rows, largest, range);
-            let (source, kernel) = (source(&activations), AmxKernel::<true> { parts: 1 });
+            let (source, kernel) = (source(&activations), AmxKernel::<true, false> { parts: 1 });
             let groups = rows.div_ceil(TILE_ROWS);
-            let mut tiles = vec![TokenTile([[0x7FFF; TILE_K]; TILE_ROWS]); AmxKernel::<true>::group_len(K / BLOCK)];
+            let mut tiles =
+                vec![TokenTile([[0x7FFF; TILE_K]; TILE_ROWS]); AmxKernel::<true, false>::group_len(K / BLOCK)];
             for group in 0..groups {
                 kernel.prepare(source, group, &mut tiles);
                 for (row, k) in (0..TILE_ROWS).flat_map(|row| (0..K.next_multiple_of(TILE_K)).map(move |k| (row, k))) {
@@ -356,15 +375,48 @@ mod tests {
         }
         // Every scale that packed weights can have with every code: 127 scales by 16 codes.
         for scale in 0..=0x7E {
-            let codes: [u8; CODE_BYTES] = std::array::from_fn(|i| (i * 17 + i / 3) as u8);
-            let (mut tile, mut plain) = (AmxKernel::<true>::BLANK, FloatBlock::BLANK);
-            AmxKernel::<true> { parts: 1 }.expand(&[scale; COLUMNS], &codes, &mut tile);
-            ScalarKernel.expand(&[scale; COLUMNS], &codes, &mut plain);
-            for (k, column) in (0..BLOCK).flat_map(|k| (0..COLUMNS).map(move |column| (k, column))) {
-                let found = f16::from_bits(tile.0[k / 2][2 * column + k % 2]);
-                assert_eq!(found.to_f32(), plain.0[k][column], "scale {scale:#x}, k {k}, column {column}");
-                assert!(found.to_f32() == 0.0 || found.is_normal());
-            }
+            expands::<true, false>(Scaling::NvFp4, scale, 0, f16_value);
+        }
+    }
+
+    /// Every power of two that packed weights can have, with every code.
+    #[test]
+    fn weights_with_powers_of_two_are_expanded_to_tiles_exactly_and_to_no_subnormal_number() {
+        if Amx::available().is_err() {
+            return eprintln!("not tested here: no AVX-512 FP16");
+        }
+        for scale in 9..=135 {
+            expands::<false, true>(Scaling::WideMxFp4, scale, 0, bf16_value);
+        }
+        for scale in 135 - Scaling::MOST_HALF_POWERS as u8 + 1..=135 {
+            expands::<true, true>(Scaling::MxFp4, scale, HALF_EXPONENT, f16_value);
+        }
+    }
+
+    fn f16_value(bits: u16) -> (f64, bool) {
+        (f16::from_bits(bits).to_f64(), f16::from_bits(bits).is_normal())
+    }
+
+    fn bf16_value(bits: u16) -> (f64, bool) {
+        (half::bf16::from_bits(bits).to_f64(), half::bf16::from_bits(bits).is_normal())
+    }
+
+    /// Expands codes under one scale and compares them with what plain Rust makes of them, times a power of two.
+    fn expands<const F16: bool, const MX: bool>(
+        scaling: Scaling,
+        scale: u8,
+        larger: i32,
+        value: fn(u16) -> (f64, bool),
+    ) {
+        let codes: [u8; CODE_BYTES] = std::array::from_fn(|i| (i * 17 + i / 3) as u8);
+        let (mut tile, mut plain) = (AmxKernel::<F16, MX>::BLANK, FloatBlock::BLANK);
+        AmxKernel::<F16, MX> { parts: 1 }.expand(&[scale; COLUMNS], &codes, &mut tile);
+        ScalarKernel(scaling).expand(&[scale; COLUMNS], &codes, &mut plain);
+        for (k, column) in (0..BLOCK).flat_map(|k| (0..COLUMNS).map(move |column| (k, column))) {
+            let (found, normal) = value(tile.0[k / 2][2 * column + k % 2]);
+            let expected = f64::from(plain.0[k][column]) * 2f64.powi(larger);
+            assert_eq!(found, expected, "scale {scale:#x}, k {k}, column {column}");
+            assert!(found == 0.0 || normal);
         }
     }
 
@@ -376,10 +428,10 @@ mod tests {
         }
         let numbers: [u8; BYTES] = std::array::from_fn(|i| if i & 0x7F == 0x7F { 0 } else { i as u8 });
         for exponents in [None, Some([127 - op::fp8::SPREAD as u8; COLUMNS]), Some([127; COLUMNS])] {
-            let (mut tile, mut plain) = (AmxKernel::<false>::BLANK, FloatBlock::BLANK);
+            let (mut tile, mut plain) = (AmxKernel::<false, false>::BLANK, FloatBlock::BLANK);
             // SAFETY: the processor has AVX-512, which is all that the function is compiled for.
             unsafe { byte_block(exponents.as_ref(), &numbers, &mut tile) };
-            ScalarKernel.expand_bytes(exponents.as_ref(), &numbers, &mut plain);
+            ScalarKernel(Scaling::NvFp4).expand_bytes(exponents.as_ref(), &numbers, &mut plain);
             for (k, column) in (0..BLOCK).flat_map(|k| (0..COLUMNS).map(move |column| (k, column))) {
                 let found = half::bf16::from_bits(tile.0[k / 2][2 * column + k % 2]);
                 let expected = f64::from(plain.0[k][column]) * 2f64.powi(-BYTE_EXPONENT);

@@ -19,7 +19,7 @@ use super::expand::Expander;
 use super::stream::RING;
 use super::tiles::{HalfTile, TILE_ROWS, TokenTile, load, load_past, own, product, store, zero};
 use crate::model;
-use crate::pack::{CHUNK, CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS};
+use crate::pack::{CHUNK, CHUNK_BLOCKS, CODE_BYTES, COLUMNS, chunk_bytes, shared, split};
 use crate::speeds::Speed;
 use crate::sums::Lanes;
 
@@ -43,11 +43,11 @@ const LINE: usize = 64;
 const SUMS: usize = TILE_ROWS * size_of::<Lanes>();
 
 /// One tile.
-pub(super) struct Resident<'a, const F16: bool> {
+pub(super) struct Resident<'a, const F16: bool, const MX: bool> {
     /// For each group of rows, its tiles along K.
     pub tokens: &'a [&'a [TokenTile]],
-    /// For each panel, its chunks along K.
-    pub weights: &'a [&'a [[u8; CHUNK_BYTES]]],
+    /// For each panel, its chunks along K, whole ones.
+    pub weights: &'a [&'a [u8]],
     /// The panels of the next tile, to be fetched at the end of this one.
     pub next: &'a [&'a [u8]],
     /// A page that holds four tiles: two to be read and two to be written.
@@ -70,7 +70,9 @@ struct Pass {
     half: usize,
 }
 
-impl<const F16: bool> Resident<'_, F16> {
+impl<const F16: bool, const MX: bool> Resident<'_, F16, MX> {
+    const CHUNK_BYTES: usize = chunk_bytes(MX);
+
     /// Computes the sums of every row and panel.
     ///
     /// # Safety
@@ -78,17 +80,19 @@ impl<const F16: bool> Resident<'_, F16> {
     /// The processor must have the instructions, and this thread's tiles must be configured.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
     pub(super) unsafe fn run(mut self) {
-        let (groups, panels, chunks) = (self.tokens.len(), self.weights.len(), self.weights[0].len());
+        let (groups, panels) = (self.tokens.len(), self.weights.len());
+        let chunks = self.weights[0].len() / Self::CHUNK_BYTES;
         assert!(chunks > 0 && self.tokens.iter().all(|tiles| tiles.len() == 2 * chunks));
-        assert!(self.weights.iter().all(|panel| panel.len() == chunks));
+        assert!(self.weights.iter().all(|panel| panel.len() == chunks * Self::CHUNK_BYTES));
         assert!(self.ring.len() >= RING && self.sums.len() == panels * groups * TILE_ROWS);
         let blocks = groups.div_ceil(BLOCK_GROUPS);
-        let expander = Expander::<F16>::new();
-        let (scales, codes) = self.weights[0][0].split_at(CHUNK_BLOCKS * COLUMNS);
+        let expander = Expander::<F16, MX>::new();
+        let (scales, codes) = split(&self.weights[0][..Self::CHUNK_BYTES], MX);
         for block in 0..CHUNK_BLOCKS {
             // SAFETY: a chunk has four blocks, and the ring room for eight.
             unsafe {
-                let (scales, codes) = (scales.as_ptr().add(block * COLUMNS), codes.as_ptr().add(block * CODE_BYTES));
+                let scales = scales.as_ptr().add(block / shared(MX) * COLUMNS);
+                let codes = codes.as_ptr().add(block * CODE_BYTES);
                 expander.block(scales, codes, self.ring.as_mut_ptr().add(block));
             }
         }
@@ -100,7 +104,7 @@ impl<const F16: bool> Resident<'_, F16> {
                 let groups = groups * block / blocks..groups * (block + 1) / blocks;
                 // At the very end a chunk is expanded once more, for nothing.
                 let then = if block + 1 < blocks { start } else { end.min(chunks - 1) };
-                let then = self.weights[0][then].as_ptr();
+                let then = self.weights[0][then * Self::CHUNK_BYTES..].as_ptr();
                 let pass = Pass { groups, chunks: start..end, block, blocks, then, half };
                 half = (half + panels * (end - start)) % 2;
                 // SAFETY: `pass` wants what this function's caller promises, and what is asserted above; `then` is a
@@ -127,8 +131,8 @@ impl<const F16: bool> Resident<'_, F16> {
         let Pass { groups, chunks, block, blocks, then, mut half } = pass;
         let (panels, rows) = (self.weights.len(), self.tokens.len() * TILE_ROWS);
         let (fresh, count) = (chunks.start == 0, chunks.len());
-        let last = chunks.end == self.weights[0].len();
-        let expander = Expander::<F16>::new();
+        let last = chunks.end * Self::CHUNK_BYTES == self.weights[0].len();
+        let expander = Expander::<F16, MX>::new();
         let ring = self.ring.as_mut_ptr();
         let tokens: [*const u8; GROUPS] =
             std::array::from_fn(|group| self.tokens[groups.start + group][2 * chunks.start..].as_ptr().cast());
@@ -136,18 +140,18 @@ impl<const F16: bool> Resident<'_, F16> {
         // This block's share of what is fetched for the next stretch, for each panel: lines of its own tokens, and of
         // the panel's chunks.
         let token_lines = (GROUPS * 2 * count * size_of::<TokenTile>() / LINE).div_ceil(panels);
-        let weight_lines = (count * CHUNK_BYTES / LINE).div_ceil(blocks);
+        let weight_lines = (count * Self::CHUNK_BYTES).div_ceil(LINE).div_ceil(blocks);
         let (token_step, weight_step) = (token_lines.div_ceil(2 * count), weight_lines.div_ceil(2 * count));
         let mut old: *mut u8 = std::ptr::null_mut();
         for panel in 0..panels {
-            let mut w: *const u8 = self.weights[panel][chunks.start..].as_ptr().cast();
+            let mut w = self.weights[panel][chunks.start * Self::CHUNK_BYTES..].as_ptr();
             let following = match self.weights.get(panel + 1) {
-                Some(weights) => weights[chunks.start..].as_ptr().cast(),
+                Some(weights) => weights[chunks.start * Self::CHUNK_BYTES..].as_ptr(),
                 None => then,
             };
             // Only hints from here on: addresses need not be anyone's.
             let later = match (last, self.next.get(panel)) {
-                (false, _) => w.wrapping_add(count * CHUNK_BYTES),
+                (false, _) => w.wrapping_add(count * Self::CHUNK_BYTES),
                 (true, Some(next)) => next.as_ptr(),
                 (true, None) => w,
             };
@@ -170,8 +174,8 @@ impl<const F16: bool> Resident<'_, F16> {
                 macro_rules! expand {
                     ($half:expr, $block:expr) => {
                         expander.block(
-                            w.add((2 * $half + $block) * COLUMNS),
-                            w.add(CHUNK_BLOCKS * COLUMNS + (2 * $half + $block) * CODE_BYTES),
+                            w.add((2 * $half + $block) / shared(MX) * COLUMNS),
+                            w.add(CHUNK_BLOCKS / shared(MX) * COLUMNS + (2 * $half + $block) * CODE_BYTES),
                             ring.add((1 - half) * RING / 2 + 2 * $half + $block),
                         )
                     };
@@ -240,10 +244,10 @@ impl<const F16: bool> Resident<'_, F16> {
                 }
                 macro_rules! chunk {
                     ($chunk:expr, $swap:literal, $own:literal) => {
-                        w = if $chunk + 1 < count { w.add(CHUNK_BYTES) } else { following };
+                        w = if $chunk + 1 < count { w.add(Self::CHUNK_BYTES) } else { following };
                         step!(0, $swap, $own);
                         step!(1, false, $own);
-                        fetched = fetched.wrapping_add(CHUNK_BYTES);
+                        fetched = fetched.wrapping_add(Self::CHUNK_BYTES);
                         half = 1 - half;
                     };
                 }

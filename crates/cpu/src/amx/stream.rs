@@ -14,18 +14,18 @@ use std::arch::x86_64::*;
 
 use super::expand::Expander;
 use super::tiles::{HalfTile, TILE_ROWS, TokenTile, load, load_past, product, store, zero};
-use crate::pack::{CHUNK_BLOCKS, CHUNK_BYTES, CODE_BYTES, COLUMNS};
+use crate::pack::{CHUNK_BLOCKS, CODE_BYTES, COLUMNS, chunk_bytes, shared};
 use crate::sums::Lanes;
 
 /// The shapes of tile that are streamed: rows and columns.
 pub(super) const STREAMED: [(usize, usize); 5] = [(16, 32), (32, 16), (48, 16), (64, 16), (80, 16)];
 
 /// One tile.
-pub(super) struct Stream<'a, const F16: bool> {
+pub(super) struct Stream<'a, const F16: bool, const MX: bool> {
     /// For each group of rows, its tiles along K.
     pub tokens: &'a [&'a [TokenTile]],
-    /// For each panel, gate before up, its chunks along K.
-    pub weights: &'a [&'a [[u8; CHUNK_BYTES]]],
+    /// For each panel, gate before up, its chunks along K, whole ones.
+    pub weights: &'a [&'a [u8]],
     /// What comes after each panel, to be fetched at its end; if absent, what lies behind it in memory.
     pub next: &'a [&'a [u8]],
     /// For each panel, a page that holds four tiles: two to be read and two to be written.
@@ -40,7 +40,7 @@ pub(super) const RING: usize = 8;
 /// the processor's own prefetchers are ahead of that.
 const FETCH_AHEAD: usize = 4;
 
-impl<const F16: bool> Stream<'_, F16> {
+impl<const F16: bool, const MX: bool> Stream<'_, F16, MX> {
     /// Runs the stream if its shape is one that has been written out; says whether it did.
     ///
     /// # Safety
@@ -70,11 +70,12 @@ impl<const F16: bool> Stream<'_, F16> {
     unsafe fn panel_by_panel<const GROUPS: usize>(self) {
         let sums = self.sums.chunks_exact_mut(GROUPS * TILE_ROWS);
         for (panel, (weights, sums)) in self.weights.chunks(1).zip(sums).enumerate() {
-            let later = self.weights.get(panel + 1).map(|chunks| chunks.as_flattened());
-            let next = later.or(self.next.first().copied());
+            let next = self.weights.get(panel + 1).or(self.next.first()).copied();
             let next = next.as_slice();
             // SAFETY: `walk` wants what this function's caller promises.
-            unsafe { Stream::<F16> { tokens: self.tokens, weights, next, ring: self.ring, sums }.walk::<GROUPS, 1>() }
+            unsafe {
+                Stream::<F16, MX> { tokens: self.tokens, weights, next, ring: self.ring, sums }.walk::<GROUPS, 1>()
+            }
         }
     }
 
@@ -85,15 +86,17 @@ impl<const F16: bool> Stream<'_, F16> {
     /// As [`Self::run`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
     unsafe fn walk<const GROUPS: usize, const PANELS: usize>(self) {
-        let chunks = self.weights[0].len();
+        let chunks = self.weights[0].len() / chunk_bytes(MX);
         assert!(chunks > 0 && self.tokens.len() == GROUPS && self.tokens.iter().all(|tiles| tiles.len() == 2 * chunks));
-        assert!(self.weights.len() == PANELS && self.weights.iter().all(|panel| panel.len() == chunks));
+        assert!(
+            self.weights.len() == PANELS && self.weights.iter().all(|panel| panel.len() == chunks * chunk_bytes(MX))
+        );
         assert!(self.ring.len() >= PANELS * RING && self.sums.len() == PANELS * GROUPS * TILE_ROWS);
-        let expander = Expander::<F16>::new();
+        let expander = Expander::<F16, MX>::new();
         let ring = self.ring.as_mut_ptr();
         let mut a: [*const u8; GROUPS] = std::array::from_fn(|group| self.tokens[group].as_ptr().cast());
-        let mut w: [*const u8; PANELS] = std::array::from_fn(|panel| self.weights[panel].as_ptr().cast());
-        let mut fetched = w.map(|panel| panel.wrapping_add(FETCH_AHEAD * CHUNK_BYTES));
+        let mut w: [*const u8; PANELS] = std::array::from_fn(|panel| self.weights[panel].as_ptr());
+        let mut fetched = w.map(|panel| panel.wrapping_add(FETCH_AHEAD * chunk_bytes(MX)));
         // SAFETY: in all that follows `w` points to the chunk that is expanded, one of the panel's; `a` to a tile of
         // the group's; a place in the ring is a multiple of half tiles below `PANELS * RING` (all asserted above).
         unsafe {
@@ -101,8 +104,8 @@ impl<const F16: bool> Stream<'_, F16> {
             macro_rules! expand {
                 ($panel:expr, $half:expr, $block:expr, $step:expr) => {
                     expander.block(
-                        w[$panel].add((2 * $half + $block) * COLUMNS),
-                        w[$panel].add(CHUNK_BLOCKS * COLUMNS + (2 * $half + $block) * CODE_BYTES),
+                        w[$panel].add((2 * $half + $block) / shared(MX) * COLUMNS),
+                        w[$panel].add(CHUNK_BLOCKS / shared(MX) * COLUMNS + (2 * $half + $block) * CODE_BYTES),
                         ring.add($panel * RING + 2 * $step + $block),
                     )
                 };
@@ -121,9 +124,9 @@ impl<const F16: bool> Stream<'_, F16> {
             zero!(0 1 2 3 4);
             for chunk in 0..chunks {
                 if chunk + 1 < chunks {
-                    w = w.map(|panel| panel.add(CHUNK_BYTES));
+                    w = w.map(|panel| panel.add(chunk_bytes(MX)));
                 }
-                fetched = fetched.map(|panel| panel.wrapping_add(CHUNK_BYTES));
+                fetched = fetched.map(|panel| panel.wrapping_add(chunk_bytes(MX)));
                 if chunk + 1 + FETCH_AHEAD == chunks && self.next.len() == PANELS {
                     fetched = std::array::from_fn(|panel| self.next[panel].as_ptr());
                 }

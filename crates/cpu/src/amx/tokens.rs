@@ -19,9 +19,13 @@ use crate::source::GroupTokens;
 use op::{Activation, Activations};
 
 /// Quantised tokens are at most 2688 < 2¹²; so scaled, they and their sums stay in range.
-const QUANTISED_EXPONENT: i32 = 100;
-/// The exponent that the largest dense token of a group is brought to.
-const DENSE_EXPONENT: i32 = 110;
+const QUANTISED_EXPONENT: i32 = 60;
+
+/// The exponent that the largest dense token of a group is brought to. Weights whose scales are powers of two are not
+/// scaled down: they are 2¹¹ at most, and 2⁻¹¹⁹ at least.
+const fn dense_exponent(mx: bool) -> i32 {
+    if mx { 82 } else { 110 }
+}
 
 /// bf16 numbers that one activation becomes: 8 significant bits each.
 pub(super) fn parts(activation: Activation) -> usize {
@@ -32,22 +36,27 @@ pub(super) fn parts(activation: Activation) -> usize {
     }
 }
 
-/// The power of two that tokens are scaled by.
-pub(super) fn exponent(source: GroupTokens<'_>) -> i32 {
+/// The power of two that tokens are scaled by, beside weights whose scales are powers of two or not.
+pub(super) fn exponent(source: GroupTokens<'_>, mx: bool) -> i32 {
     match source.activations.element() {
         Activation::NvFp4 => QUANTISED_EXPONENT,
-        _ => source.exponent_to(DENSE_EXPONENT),
+        _ => source.exponent_to(dense_exponent(mx)),
     }
 }
 
-/// Writes a group of 16 rows, zeros where there are no tokens or no K.
+/// Writes a group of 16 rows, scaled by 2^`exponent`, zeros where there are no tokens or no K.
 ///
 /// # Safety
 ///
 /// The processor must have the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
-pub(super) unsafe fn prepare(source: GroupTokens<'_>, parts: usize, group: usize, out: &mut [TokenTile]) {
-    let activations = source.activations;
+pub(super) unsafe fn prepare(
+    activations: &Activations<'_>,
+    exponent: i32,
+    parts: usize,
+    group: usize,
+    out: &mut [TokenTile],
+) {
     let rows = group * TILE_ROWS..((group + 1) * TILE_ROWS).min(activations.rows() * parts);
     if rows.len() < TILE_ROWS || !activations.k().is_multiple_of(TILE_K) {
         out.fill(TokenTile::zeroed());
@@ -59,7 +68,7 @@ pub(super) unsafe fn prepare(source: GroupTokens<'_>, parts: usize, group: usize
         return;
     }
     let Activations::Dense(dense) = activations else { return };
-    let [first, second] = two_powers(exponent(source)).map(|power| _mm512_set1_ps(power));
+    let [first, second] = two_powers(exponent).map(|power| _mm512_set1_ps(power));
     for token in rows.start / parts..rows.end.div_ceil(parts) {
         let place = token * dense.k()..(token + 1) * dense.k();
         let mut places = Places { parts: token * parts..(token + 1) * parts, rows: rows.clone(), out: &mut *out };
@@ -194,7 +203,7 @@ impl Places<'_> {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512fp16")]
 fn expand_row(matrix: &Matrix<'_>, row: usize, to: usize, out: &mut [TokenTile]) {
     const LIFT: i16 = ((QUANTISED_EXPONENT + WEIGHT_EXPONENT) << 7) as i16;
-    let expander = Expander::<false>::new();
+    let expander = Expander::<false, false>::new();
     let (magnitude, lift) = (_mm512_set1_epi16(0x7FFF), _mm512_set1_epi16(LIFT));
     let codes = matrix.row_codes(row).chunks(TILE_K / 2);
     let scales = matrix.row_scales(row).chunks(TILE_K / BLOCK);
@@ -207,7 +216,7 @@ fn expand_row(matrix: &Matrix<'_>, row: usize, to: usize, out: &mut [TokenTile])
         let codes = _mm512_or_si512(codes, _mm512_slli_epi32::<12>(codes));
         let scales = [scales[0], scales.get(1).copied().unwrap_or(0)].map(|scale| half_scale(scale) as i16);
         let scales = _mm512_inserti64x4::<1>(_mm512_set1_epi16(scales[0]), _mm256_set1_epi16(scales[1]));
-        let values = expander.weights(codes, _mm512_castsi512_ph(scales));
+        let values = expander.weights(codes, scales);
         let values = _mm512_mask_add_epi16(values, _mm512_test_epi16_mask(values, magnitude), values, lift);
         // SAFETY: a row of the tile is 64 bytes.
         unsafe { _mm512_storeu_si512(tile.0[to].as_mut_ptr().cast(), values) };

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use cpu::saved::{self, MappedFile, Part, StoredPart};
-use format::GlobalScale;
+use format::{GlobalScale, Scaling};
 use op::routing::Groups;
 use op::{Error, Gate, Result, Router, Team};
 use serde::de::DeserializeOwned;
@@ -37,7 +37,7 @@ const WEIGHTS_MAGIC: [u8; 8] = *b"HMRHWGTS";
 /// What errors call bytes that are not in a file.
 pub(super) const BYTES: &str = "bytes of a packed layer";
 /// The version of the layout. A change of the packed form or of the description is another version.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Magic, version, length of the description and its checksum.
 const HEAD: usize = 32;
 /// What parts begin at multiples of: pages, so that they lie as memory of our own does.
@@ -114,9 +114,18 @@ struct StoredShared {
 struct StoredMatrix {
     n: usize,
     k: usize,
+    scaling: StoredScaling,
     global: StoredGlobal,
     codes: Number,
     bias: Option<Number>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum StoredScaling {
+    NvFp4,
+    MxFp4,
+    WideMxFp4,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -134,6 +143,26 @@ struct StoredRouter {
     correction: Vec<f32>,
     groups: Option<[usize; 2]>,
     scaling: f32,
+}
+
+impl From<Scaling> for StoredScaling {
+    fn from(scaling: Scaling) -> Self {
+        match scaling {
+            Scaling::NvFp4 => StoredScaling::NvFp4,
+            Scaling::MxFp4 => StoredScaling::MxFp4,
+            Scaling::WideMxFp4 => StoredScaling::WideMxFp4,
+        }
+    }
+}
+
+impl From<StoredScaling> for Scaling {
+    fn from(scaling: StoredScaling) -> Self {
+        match scaling {
+            StoredScaling::NvFp4 => Scaling::NvFp4,
+            StoredScaling::MxFp4 => Scaling::MxFp4,
+            StoredScaling::WideMxFp4 => Scaling::WideMxFp4,
+        }
+    }
 }
 
 impl From<GlobalScale> for StoredGlobal {
@@ -249,7 +278,8 @@ impl<'a> Parts<'a> {
     fn matrix(&mut self, part: &Part<'a>) -> StoredMatrix {
         let codes = self.add(part.bytes);
         let bias = (!part.bias.is_empty()).then(|| self.numbers(part.bias));
-        StoredMatrix { n: part.n, k: part.k, global: part.global.into(), codes, bias }
+        let (scaling, global) = (part.scaling.into(), part.global.into());
+        StoredMatrix { n: part.n, k: part.k, scaling, global, codes, bias }
     }
 
     /// Every MLP of a stack.
@@ -443,7 +473,8 @@ impl Reader<'_> {
             None => Vec::new(),
         };
         let bytes = self.range(stored.codes)?;
-        Some(StoredPart { n: stored.n, k: stored.k, global: stored.global.into(), bytes, bias })
+        let (scaling, global) = (stored.scaling.into(), stored.global.into());
+        Some(StoredPart { n: stored.n, k: stored.k, scaling, global, bytes, bias })
     }
 
     /// One product of every group.

@@ -4,9 +4,9 @@
 //! say what they can run: what they refuse is left out, and their own candidates are tried in its place.
 
 use format::Dense;
-use hammerhead::{Backend, Engine, Error, Options, Plan, Problem, Request, Strategy, cpu};
+use hammerhead::{Activation, Backend, Engine, Error, Options, Output, Plan, Problem, Request, Shape, Strategy, cpu};
 use hammerhead::{Target, backends};
-use hammerhead_testkit::cases::{self, Case, Instance, Suite};
+use hammerhead_testkit::cases::{self, Case, Inputs, Instance, Suite};
 use hammerhead_testkit::verify::{Expected, poisoned};
 
 fn available() -> impl Iterator<Item = &'static dyn Backend> {
@@ -107,6 +107,17 @@ fn every_backend_and_strategy_is_right_on_every_edge_case() {
     let (backends, requests): (Vec<_>, _) = (available().collect(), requests());
     for (seed, case) in cases::suite(Suite::Edge).iter().enumerate() {
         assert_correct(case, seed as u64, &backends, &quarter(&requests, seed));
+    }
+}
+
+#[test]
+fn every_cpu_backend_takes_mxfp4_over_more_powers_than_nvfp4_and_f16_have_with_all_tokens() {
+    let backends: Vec<_> = available().filter(|backend| backend.layout() == cpu::LAYOUT).collect();
+    for (seed, activation) in Activation::ALL.into_iter().enumerate() {
+        let groups = vec![Shape::new(19, 37, 224), Shape::new(1, 48, 128), Shape::new(0, 16, 32)];
+        let why = "forty powers of two, K of whole chunks and of half of one";
+        let case = Case { activation, output: Output::F32, ..Case::new(Suite::Edge, groups, Inputs::ManyPowers, why) };
+        assert_correct(&case, seed as u64, &backends, &requests());
     }
 }
 

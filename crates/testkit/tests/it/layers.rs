@@ -472,9 +472,18 @@ fn an_nvfp4_intermediate_before_an_input_scale_is_refused_when_it_is_loaded() {
 
 #[test]
 fn a_packed_layer_comes_back_from_its_file_to_the_bit() {
+    comes_back(&model("deepseek-v3"));
+}
+
+#[test]
+fn a_packed_layer_of_mxfp4_comes_back_from_its_file_to_the_bit() {
+    comes_back(&model("deepseek-v4-flash"));
+}
+
+fn comes_back(model: &Model) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("layer.packed");
-    let instance = model("deepseek-v3").instance(9, Activation::BF16, usize::MAX, 5).unwrap();
+    let instance = model.instance(9, Activation::BF16, usize::MAX, 5).unwrap();
     let (weights, routed) = (everything(&instance), instance.routed().unwrap());
     let writer = engine("scalar", 2);
     Experts::new(&writer, &weights, LayerOptions::default())

@@ -503,9 +503,11 @@ fn mxfp4_scales_beyond_those_of_nvfp4_and_of_halves_are_exact_with_bfloat16_and_
     let layer = engine.load(&instance.weights, Gate::Silu).unwrap();
     let refused = engine.run(&layer, &instance.activations, Output::F32).unwrap_err().to_string();
     assert!(refused.contains("give bf16 or f32 tokens"), "{refused}");
-    let engine = Engine::new(Options { backend: Some("scalar".to_owned()), ..Options::default() }).unwrap();
-    let refused = engine.load(&instance.weights, Gate::Silu).unwrap_err().to_string();
-    assert!(refused.contains("no exact NVFP4 form"), "{refused}");
+    for name in [AMPERE, BLACKWELL, DESKTOP] {
+        let packed = simulator(name, Schedule::Latest).prepack(&instance.weights, &cpu::team(Some(1)).unwrap());
+        let refused = packed.unwrap_err().to_string();
+        assert!(refused.contains("no exact NVFP4 form"), "{name}: {refused}");
+    }
 }
 
 /// A simulated GPU before the first launch of what is planned for an instance.
