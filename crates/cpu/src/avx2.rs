@@ -291,10 +291,9 @@ impl Vector for __m256 {
         unsafe {
             let table = |bytes: &[u8; 16]| _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().cast()));
             let (upper, lower) = (table(&BF16_BYTES[1]), table(&BF16_BYTES[0]));
-            let nibble = _mm256_set1_epi8(15);
-            // Read so that the compiler does not know the mask: it would blend with zeros instead, on the port that the
-            // look-ups need.
-            let top = _mm256_set1_epi32(std::ptr::read_volatile(&UPPER_HALF));
+            // Read so that the compiler does not know the masks: it would broadcast the one anew where it runs out of
+            // registers, and blend with zeros instead of the other, both on the port that the look-ups need.
+            let [nibble, top] = [&NIBBLES, &UPPER_HALF].map(|mask| _mm256_set1_epi32(std::ptr::read_volatile(mask)));
             // For columns 0 1 4 5 and for columns 2 3 6 7 of each vector.
             let mut sums = [[[__m256::zero(); 2]; PARTS]; TOKENS];
             for step in 0..4 {
@@ -355,6 +354,9 @@ const MAGNITUDES: [u32; 8] = {
     }
     bits
 };
+
+/// The lower half of every byte of a lane.
+static NIBBLES: i32 = 0x0F0F_0F0F;
 
 /// The upper half of a lane.
 static UPPER_HALF: i32 = 0xFFFF_0000_u32.cast_signed();
