@@ -64,7 +64,7 @@ fn main() -> Result<()> {
             let Some(config) = configs.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))) else { continue };
             let tokens = [tokens(rng, activation, m)?];
             let timed = |weights: &dyn PackedWeights| -> Result<(f64, [Values<'static>; 1])> {
-                let problem = problem.clone().with_scaling(weights.scaling());
+                let problem = problem.clone().with_scaling(weights.scaling()).unwrap();
                 let mut c = [Values::from(vec![bf16::NAN; m * SIDE])];
                 let mut targets = Target::all(&mut c);
                 let call = Call::new((backend, config), &problem, weights, &tokens, &mut targets, &team)?;

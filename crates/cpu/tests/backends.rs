@@ -60,7 +60,7 @@ fn results(
     tokens: &Activations<'_>,
     team: &Team,
 ) -> Vec<f32> {
-    let problem = problem.clone().with_scaling(weights.scaling());
+    let problem = problem.clone().with_scaling(weights.scaling()).unwrap();
     let mut c = [Values::from(vec![f32::NAN; problem.groups()[0].m * problem.groups()[0].n])];
     let mut targets = Target::all(&mut c);
     Call::new(way, &problem, weights, std::slice::from_ref(tokens), &mut targets, team).unwrap().run().unwrap();

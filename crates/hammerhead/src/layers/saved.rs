@@ -145,12 +145,16 @@ struct StoredRouter {
     scaling: f32,
 }
 
-impl From<Scaling> for StoredScaling {
-    fn from(scaling: Scaling) -> Self {
+impl TryFrom<Scaling> for StoredScaling {
+    type Error = Error;
+
+    fn try_from(scaling: Scaling) -> Result<Self> {
         match scaling {
-            Scaling::NvFp4 => StoredScaling::NvFp4,
-            Scaling::MxFp4 => StoredScaling::MxFp4,
-            Scaling::WideMxFp4 => StoredScaling::WideMxFp4,
+            Scaling::NvFp4 => Ok(StoredScaling::NvFp4),
+            Scaling::MxFp4 => Ok(StoredScaling::MxFp4),
+            Scaling::WideMxFp4 => Ok(StoredScaling::WideMxFp4),
+            // The matrices of experts are never these.
+            Scaling::Fp8 | Scaling::MxFp8 | Scaling::Fp8By64 | Scaling::Fp8By32 => Err(Error::Fp8Weights { scaling }),
         }
     }
 }
@@ -228,11 +232,11 @@ impl Layer {
     /// Only weights of the CPU's layout can be.
     pub fn to_bytes(&self, engine: &Engine) -> Result<Vec<u8>> {
         let mut parts = Parts::default();
-        let stored = matrices(self)?.into_iter().enumerate().map(|(group, matrices)| StoredGroup {
-            matrices: matrices.iter().map(|matrix| parts.matrix(matrix)).collect(),
-            input_scale: self.input_scale(group).map(|scale| parts.numbers(scale)),
+        let stored = matrices(self)?.into_iter().enumerate().map(|(group, matrices)| {
+            let matrices = matrices.iter().map(|matrix| parts.matrix(matrix)).collect::<Result<_>>()?;
+            Ok(StoredGroup { matrices, input_scale: self.input_scale(group).map(|scale| parts.numbers(scale)) })
         });
-        let groups = stored.collect();
+        let groups = stored.collect::<Result<_>>()?;
         let (layout, gate) = (cpu::LAYOUT.to_owned(), self.gate().to_string());
         let (checkpoint_bytes, spans) = (self.checkpoint_bytes(), parts.spans(engine.team()));
         let description = WeightsDescription { layout, gate, groups, checkpoint_bytes, parts: spans };
@@ -275,11 +279,11 @@ impl<'a> Parts<'a> {
         self.add(numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())
     }
 
-    fn matrix(&mut self, part: &Part<'a>) -> StoredMatrix {
+    fn matrix(&mut self, part: &Part<'a>) -> Result<StoredMatrix> {
         let codes = self.add(part.bytes);
         let bias = (!part.bias.is_empty()).then(|| self.numbers(part.bias));
-        let (scaling, global) = (part.scaling.into(), part.global.into());
-        StoredMatrix { n: part.n, k: part.k, scaling, global, codes, bias }
+        let (scaling, global) = (part.scaling.try_into()?, part.global.into());
+        Ok(StoredMatrix { n: part.n, k: part.k, scaling, global, codes, bias })
     }
 
     /// Every MLP of a stack.
@@ -288,8 +292,8 @@ impl<'a> Parts<'a> {
         let mut mlps = Vec::with_capacity(stack.scales().len());
         for (index, (first, second)) in matrices(up)?.into_iter().zip(matrices(down)?).enumerate() {
             mlps.push(StoredMlp {
-                up: first.iter().map(|part| self.matrix(part)).collect(),
-                down: self.matrix(&second[0]),
+                up: first.iter().map(|part| self.matrix(part)).collect::<Result<_>>()?,
+                down: self.matrix(&second[0])?,
                 up_scale: up.input_scale(index).map(|scale| self.numbers(scale)),
                 down_scale: down.input_scale(index).map(|scale| self.numbers(scale)),
                 intermediate_scale: stack.scales()[index].into(),
