@@ -301,6 +301,10 @@ typedef struct HammerheadWholeOptions {
   // What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts
   // beyond it stay in the host's memory, and the processor computes them while the GPU computes the others.
   size_t gpu_bytes;
+  // Rows (tokens times experts of each) from which on a call has the GPU compute those experts too, with weights
+  // that it brings over for the while; 0 for never. What it brings takes as much of the host's memory again as all
+  // experts do. docs/layers.md says where that pays.
+  size_t stream_rows;
 } HammerheadWholeOptions;
 
 // How a router's logits become experts and weights.

@@ -9,7 +9,7 @@ use hammerhead::format::{Dense, GlobalScale};
 use hammerhead::routing::Groups;
 use hammerhead::{
     Activations, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, MlpWeights, Precision, Routed, Router,
-    Scoring, SharedWeights,
+    Scoring, SharedWeights, Streaming,
 };
 
 use crate::layer::{Engine, Layer, at, hand_out, structures};
@@ -121,6 +121,10 @@ pub struct WholeOptions {
     /// What the weights may take of a GPU's memory, where the engine computes there; 0 for all that there is. Experts
     /// beyond it stay in the host's memory, and the processor computes them while the GPU computes the others.
     pub gpu_bytes: usize,
+    /// Rows (tokens times experts of each) from which on a call has the GPU compute those experts too, with weights
+    /// that it brings over for the while; 0 for never. What it brings takes as much of the host's memory again as all
+    /// experts do. docs/layers.md says where that pays.
+    pub stream_rows: usize,
 }
 
 impl Vector {
@@ -236,8 +240,9 @@ unsafe fn options_at(pointer: *const WholeOptions) -> Result<LayerOptions> {
     };
     let workspace_bytes = if asked.workspace_bytes == 0 { usual.workspace_bytes } else { asked.workspace_bytes };
     let gpu_bytes = Some(asked.gpu_bytes).filter(|&bytes| bytes > 0);
+    let stream = if asked.stream_rows == 0 { Streaming::Never } else { Streaming::From(asked.stream_rows) };
     let batch_invariant = asked.batch_invariant != 0;
-    Ok(LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes, ..usual })
+    Ok(LayerOptions { intermediate, precision, batch_invariant, workspace_bytes, gpu_bytes, stream })
 }
 
 /// The path at a pointer.

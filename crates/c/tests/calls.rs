@@ -381,6 +381,7 @@ fn a_layer_of_experts_is_the_mlps_that_were_chosen() {
         precision: HAMMERHEAD_PRECISION_EXACT,
         workspace_bytes: 1,
         gpu_bytes: 0,
+        stream_rows: 0,
     };
     // SAFETY: all sizes are those of the slices.
     let status = unsafe {
@@ -468,7 +469,14 @@ fn whole_layers_are_refused_what_does_not_fit() {
             _ => Err(last_error()),
         }
     };
-    let usual = WholeOptions { intermediate: 0, batch_invariant: 0, precision: 0, workspace_bytes: 0, gpu_bytes: 0 };
+    let usual = WholeOptions {
+        intermediate: 0,
+        batch_invariant: 0,
+        precision: 0,
+        workspace_bytes: 0,
+        gpu_bytes: 0,
+        stream_rows: 0,
+    };
     let none = WholeOptions { intermediate: 9, ..usual };
     let unknown = WholeOptions { precision: 9, ..usual };
     let rounded = WholeOptions { precision: HAMMERHEAD_PRECISION_FP8, ..usual };

@@ -411,10 +411,12 @@ def test_layers_are_computed_as_the_configuration_asks(monkeypatch, four_experts
     asked = said(monkeypatch, {"hammerhead": {"precision": "fp8"}}).layer(call)
     with pytest.raises(ValueError, match="ask for exact"):
         four_experts[2]([0, 1], **asked, backend="scalar")
-    with pytest.raises(ValueError, match="no option tokens; there are gpu_budget, precision"):
+    with pytest.raises(ValueError, match="no option tokens; there are gpu_budget, precision, stream"):
         said(monkeypatch, {"hammerhead": {"tokens": "fp8"}})
     with pytest.raises(ValueError, match="no option 'fp8'"):
         said(monkeypatch, {"hammerhead": "fp8"})
+    with pytest.raises(ValueError, match="beyond gpu_budget"):
+        said(monkeypatch, {"hammerhead": {"stream": True}})
 
 
 def test_a_budget_is_shared_by_all_layers_of_experts(monkeypatch):
@@ -425,9 +427,9 @@ def test_a_budget_is_shared_by_all_layers_of_experts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={"attention": object()}))
     monkeypatch.setattr(_calls, "get_current_vllm_config_or_none", lambda: config)
-    asked = said(monkeypatch, {"hammerhead": {"gpu_budget": "6GB"}})
+    asked = said(monkeypatch, {"hammerhead": {"gpu_budget": "6GB", "stream": 512}})
     calls = [_calls.Call(name, experts="experts" in name) for name in ("a.experts", "a.down", "b.experts", "c.experts")]
-    expected = {"precision": "exact", "gpu_bytes": 2 * 10**9, "backend": "cuda:1"}
+    expected = {"precision": "exact", "gpu_bytes": 2 * 10**9, "stream": 512, "backend": "cuda:1"}
     assert [asked.layer(call) for call in calls if call.experts] == 3 * [expected]
     with asked.place():
         assert torch.empty(1).device.type == "cpu"

@@ -12,7 +12,7 @@ from hammerhead._packed import LayerOptions
 from hammerhead.budget import parsed_bytes
 from hammerhead.vllm._calls import Call
 
-KNOWN = ("gpu_budget", "precision")
+KNOWN = ("gpu_budget", "precision", "stream")
 
 
 class Asked:
@@ -20,7 +20,8 @@ class Asked:
 
     ``precision`` is that of :class:`hammerhead.Experts`. ``gpu_budget`` is what the experts of all layers may take of
     this process's GPU, in bytes or as ``"60GB"``: those beyond it stay in the host's memory, every layer's alike, and
-    the processor computes them while the GPU computes the others.
+    the processor computes them while the GPU computes the others. ``stream`` is that of :class:`hammerhead.Experts`, for
+    those beyond the budget.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,9 @@ class Asked:
             raise ValueError(f"additional_config: hammerhead has no option {unknown[0]}; there are {', '.join(KNOWN)}")
         self.precision = said.get("precision", "exact")
         self.budget = parsed_bytes(said["gpu_budget"]) if "gpu_budget" in said else None
+        self.stream = said.get("stream", False)
+        if self.stream and self.budget is None:
+            raise ValueError("additional_config: hammerhead's stream is for experts beyond gpu_budget, which was not given")
         if self.budget is not None and current_platform.is_cpu():
             raise ValueError("additional_config: hammerhead's gpu_budget was given, and vLLM computes on a CPU here")
 
@@ -44,7 +48,7 @@ class Asked:
         """The options of one layer, when all layers have been set up."""
         options = LayerOptions(precision=self.precision)
         if self.budget is not None:
-            options["gpu_bytes"] = self.budget // call.layers_of_experts()
+            options["gpu_bytes"], options["stream"] = self.budget // call.layers_of_experts(), self.stream
             number = torch.cuda.current_device()
             options["backend"] = f"cuda:{number}" if number else "cuda"
         return options
