@@ -37,7 +37,7 @@ use op::{Activation, Error, HostCall, HostRows, Result, Split};
 use crate::device::Device;
 use crate::driver::{DeviceMemory, PinnedMemory, Stream};
 use crate::experts::NOBODY;
-use crate::experts::layer::{Brought, Exchange, Placement};
+use crate::experts::call::{Brought, Exchange, Placement};
 use crate::experts::lots::{Lots, MOST_BYTES};
 use crate::experts::packed::PackedExpert;
 use crate::experts::place::AWAY;

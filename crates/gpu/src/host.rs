@@ -14,7 +14,7 @@ use op::{
 use crate::away::{AwayExperts, check_resident, experts_by_number, slots_for, table_of};
 use crate::device::Device;
 use crate::driver::DeviceMemory;
-use crate::experts::layer::{Choice, Exchange, LayerCall};
+use crate::experts::call::{Choice, Exchange, LayerCall};
 use crate::experts::lots::Lots;
 use crate::experts::packed::PackedExpert;
 use crate::experts::place::AWAY;

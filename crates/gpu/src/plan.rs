@@ -4,7 +4,7 @@
 use op::{Config, Cost, Error, LayerSpec, Precision, Problem, Result, Shape};
 use ptx::Kernel;
 
-use crate::experts::layer::LayerKernels;
+use crate::experts::kernels::LayerKernels;
 use crate::experts::plan::{self as layers, layer_of};
 use crate::facts::Facts;
 use crate::families::choice::illegal;

@@ -15,7 +15,9 @@ use super::away::Task;
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Event, Graph, PinnedMemory, Stream, graveyard};
 use super::expand::TokenForm;
-use super::experts::layer::{self, Choice, Fetch, LayerCall, LayerKernels};
+use super::experts::call::{ALIGNMENT, Choice, LayerCall};
+use super::experts::kernels::LayerKernels;
+use super::experts::layer::Fetch;
 use super::families;
 use super::family::Family;
 use super::launch::Launch;
@@ -580,7 +582,7 @@ impl LaunchQueue {
             let expected = format!("{bytes} for {} tokens, as workspace_bytes says,", call.tokens);
             return Err(Error::Mismatch { group: 0, what, found, expected });
         }
-        check_place(self.device.context, 0, "the workspace", address, there, layer::ALIGNMENT)
+        check_place(self.device.context, 0, "the workspace", address, there, ALIGNMENT)
     }
 
     /// Work as the driver takes it.

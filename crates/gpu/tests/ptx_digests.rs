@@ -13,7 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use format::Scaling;
-use gpu::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerSite, LayerWeights};
+use gpu::experts::call::{Choice, LayerCall, LayerWeights};
+use gpu::experts::kernels::LayerKernels;
+use gpu::experts::layer::{self, LayerSite};
 use gpu::experts::route::{RouteSpec, Score};
 use gpu::experts::shape::LayerShape;
 use gpu::facts::Facts;

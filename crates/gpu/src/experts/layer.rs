@@ -11,19 +11,18 @@
 //! the end. In a layer that is [`LayerShape::invariant`] they never do, and then a token's bits depend on that token
 //! and the weights only.
 
-use std::sync::Arc;
-
-use op::{Config, Output, Own, Precision, Result, Setting, Tile};
-
+use op::{Output, Precision};
 use ptx::Feature;
 
-use super::adapt::{AdaptSpec, AdaptedShape, AdapterPlaces};
+use super::adapt::{AdaptSpec, AdaptedShape};
 use super::between::{BetweenSpec, Form};
+use super::call::{ALIGNMENT, Brought, Choice, Exchange, LayerCall, LayerWeights, Placement};
 use super::combine::CombineSpec;
 use super::fetch::{self, FetchSpec};
+use super::kernels::LayerKernels;
 use super::lots::Lots;
 use super::place::{self, PlaceSpec};
-use super::route::{self, RouteSpec};
+use super::route;
 use super::send::{self, SendSpec};
 use super::shape::{LayerShape, Step};
 use super::share::{self, ShareSpec};
@@ -31,248 +30,17 @@ use super::sort::{Ids, MOST_ROUTED, Rows, SortSpec};
 use super::{For, Portable};
 use crate::expand::{Float, TokenForm};
 use crate::expansion::{self, Segment};
-use crate::facts::Facts;
 use crate::families::experts;
-use crate::family::Family;
 use crate::launch::{Argument, Launch};
 use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
 use crate::phases::tokens::Tokens;
-use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER};
+use crate::products::{ProductOperands, ProductShape};
 use crate::round;
-
-/// What every part of the workspace begins at a multiple of.
-pub(crate) const ALIGNMENT: u64 = 256;
 
 /// Bytes of one number of a product's rows as the tensor cores take it: three parts of a float.
 fn operand_bytes(product: &ProductShape) -> u64 {
     let tokens = Tokens::of_product(product);
     u64::from(tokens.parts() * tokens.bytes())
-}
-
-/// How the products are computed: a kernel for each, with tiles of as many tokens.
-#[derive(Clone, Debug)]
-pub struct LayerKernels {
-    /// Whose kernels they are.
-    pub family: &'static dyn Family,
-    /// Gate and up.
-    pub gate_up: Arc<dyn ExpertKernel>,
-    /// Down.
-    pub down: Arc<dyn ExpertKernel>,
-}
-
-/// The columns of the second product's tiles, what of k its stages hold, how many stages there are, and what is
-/// [`UNDER`] for it. What a configuration says beside is about the first product.
-pub const DOWN: Setting = Setting::new("down", 0);
-/// See [`DOWN`].
-pub const DOWN_DEPTH: Setting = Setting::new("down-depth", 0);
-/// See [`DOWN`].
-pub const DOWN_STAGES: Setting = Setting::new("down-stages", 0);
-/// See [`DOWN`].
-pub const DOWN_UNDER: Setting = Setting::new("down-under", 0);
-
-impl LayerKernels {
-    /// The kernels that a configuration means for a layer on a device, or why there are none.
-    pub fn new(
-        family: &'static dyn Family,
-        shape: &LayerShape,
-        config: &Config,
-        facts: &Facts,
-    ) -> Result<Self, String> {
-        let settings = [DOWN, DOWN_DEPTH, DOWN_STAGES, DOWN_UNDER, UNDER];
-        config.own.check(&format!("a layer on {}", family.name()), &settings)?;
-        let first = as_gate_up(config);
-        let gate_up = family.expert_kernel(&shape.gate_up(), &first, facts)?;
-        let down = family.expert_kernel(&shape.down(), &Self::down_config(family, shape, config, facts)?, facts)?;
-        Ok(LayerKernels { family, gate_up, down })
-    }
-
-    /// The second product's configuration, as the layer's says, or why there is none such.
-    pub(crate) fn down_config(
-        family: &dyn Family,
-        shape: &LayerShape,
-        config: &Config,
-        facts: &Facts,
-    ) -> Result<Config, String> {
-        let wanted = [DOWN, DOWN_DEPTH, DOWN_STAGES].map(|each| each.value(&config.own));
-        let own = Own::of([(UNDER, DOWN_UNDER.value(&config.own))]);
-        let tile = config.tile.tokens;
-        let known = family.expert_configs(&shape.down(), u32::try_from(tile).unwrap_or(u32::MAX), facts);
-        let suits = |each: &&Config| {
-            let sized = as_down(each).iter().zip(wanted).all(|((_, has), wanted)| [0, *has].contains(&wanted));
-            sized && each.own == own
-        };
-        if let Some(found) = known.iter().find(suits) {
-            return Ok(*found);
-        }
-        let [columns, depth, stages] = wanted.map(|size| size as usize);
-        if columns * depth * stages > 0 {
-            let any = known.first().unwrap_or(config);
-            return Ok(Config { tile: Tile { columns, ..any.tile }, depth, stages, own, ..*any });
-        }
-        let known: Vec<String> = known.iter().map(written_down).collect();
-        let known = known.join("; ");
-        Err(format!("there is no such kernel for the second product; with {tile} tokens there are {known}"))
-    }
-
-    /// Tokens of a tile.
-    pub fn tokens(&self) -> u32 {
-        self.gate_up.tile()[0]
-    }
-}
-
-/// The first product's configuration, as the layer's says.
-pub(crate) fn as_gate_up(config: &Config) -> Config {
-    Config { own: Own::of([(UNDER, UNDER.value(&config.own))]), ..*config }
-}
-
-/// The second product's configuration as part of the layer's.
-fn as_down(config: &Config) -> [(Setting, u32); 4] {
-    let sizes = [(DOWN, config.tile.columns), (DOWN_DEPTH, config.depth), (DOWN_STAGES, config.stages)];
-    let [columns, depth, stages] = sizes.map(|(setting, size)| (setting, size as u32));
-    [columns, depth, stages, (DOWN_UNDER, UNDER.value(&config.own))]
-}
-
-/// The configuration of a layer whose products have these.
-pub fn of_both(first: &Config, second: &Config) -> Config {
-    let [columns, depth, stages, under] = as_down(second);
-    Config { own: Own::of([columns, depth, stages, under, (UNDER, UNDER.value(&first.own))]), ..*first }
-}
-
-fn written_down(config: &Config) -> String {
-    as_down(config).map(|(setting, value)| format!("{}={value}", setting.key())).join(",")
-}
-
-/// Where a layer's weights are. An expert's matrices lie one after another, and the next expert's behind them.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LayerWeights {
-    /// The first expert's first matrix.
-    pub matrices: u64,
-    /// Factors `[experts, 3, 2]`.
-    pub factors: u64,
-    /// Biases `[experts, inner]`, the same, and `[experts, hidden]`, if there are some.
-    pub biases: [u64; 3],
-    /// What the products' inputs are multiplied with, `[experts, hidden]` and `[experts, inner]`, if they are.
-    pub scales: [u64; 2],
-    /// The tables by which an NVFP4 intermediate is quantised, one per expert, if it is.
-    pub tables: u64,
-    /// The vector `[hidden]` of the only expert's own gate, if it has one.
-    pub gate: u64,
-    /// [Lifts](crate::phases::table::lift_word) `[experts, 3]`, if weights are rounded to e4m3.
-    pub lifts: u64,
-    /// The adapters, if there are some.
-    pub adapters: AdapterPlaces,
-}
-
-/// How tokens find their experts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Choice {
-    /// By logits.
-    Logits {
-        /// `[tokens, experts]`.
-        logits: u64,
-        /// How they are chosen.
-        spec: RouteSpec,
-        /// The correction `[experts]`, where there is one.
-        correction: u64,
-        /// What all weights are multiplied with.
-        scale: f32,
-    },
-    /// By the caller.
-    Given {
-        /// `[tokens, top]`.
-        ids: u64,
-        /// Whether they have 64 bits, and not 32.
-        wide: bool,
-        /// `[tokens, top]`.
-        weights: u64,
-    },
-    /// There is one, and it computes all of them.
-    Everyone,
-}
-
-/// A call of a layer: where its tensors are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LayerCall {
-    /// How many tokens there are.
-    pub tokens: u32,
-    /// Tokens `[tokens, hidden]`.
-    pub x: u64,
-    /// How they find their experts.
-    pub choice: Choice,
-    /// What is added to the sums, `[tokens, hidden]` of a type, if something is.
-    pub addend: Option<(Output, u64)>,
-    /// The adapter of every token, or -1: `[tokens]` of 32 bits, where the layer's shape has adapters.
-    pub adapters: u64,
-    /// Where experts are, if the layer's shape has not all of them: the host computes the others.
-    pub placement: Option<Placement>,
-    /// Results `[tokens, hidden]`.
-    pub out: u64,
-}
-
-/// Where the device's memory says which experts it has.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Placement {
-    /// Experts of the layer, wherever they are.
-    pub experts: u32,
-    /// The slot of each, or [`place::AWAY`], or where weights are brought over the number of each; how often each was
-    /// asked for.
-    pub table: [u64; 2],
-    /// Where the weights of all of them are, if the device brings over those that it does not hold.
-    pub brought: Option<Brought>,
-}
-
-impl Placement {
-    /// Whether the host computes rows.
-    fn sends(&self) -> bool {
-        self.brought.is_none()
-    }
-}
-
-/// Weights that a call brings over.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Brought {
-    /// How experts are numbered and cut.
-    pub lots: Lots,
-    /// The first expert's first matrix, in the host's memory: the others lie behind it as they do on the device.
-    pub matrices: u64,
-}
-
-/// What device and host exchange in a call, in memory that both reach: places in it, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Exchange {
-    /// Experts that the host is to compute `[tokens, top]`, or [`NOBODY`](super::NOBODY).
-    pub ids: usize,
-    /// The entries' weights, where these multiply what experts are given.
-    pub weights: usize,
-    /// Tokens `[tokens, hidden]`.
-    pub tokens: usize,
-    /// What the host makes of them `[tokens, top, hidden]`, in single precision.
-    pub rows: usize,
-    /// Bytes of all of it.
-    pub bytes: usize,
-}
-
-impl Exchange {
-    /// The places for a call with so many tokens.
-    pub fn of(shape: &LayerShape, tokens: u32) -> Self {
-        let (tokens, hidden) = (tokens as usize, shape.hidden as usize);
-        let entries = tokens * shape.top as usize;
-        let mut bytes = 0;
-        let mut take = |size: usize| {
-            let at = bytes;
-            bytes = (bytes + size).next_multiple_of(ALIGNMENT as usize);
-            at
-        };
-        let mut places = Exchange {
-            ids: take(4 * entries),
-            weights: take(if shape.on_input { 4 * entries } else { 0 }),
-            tokens: take(tokens * shape.activation.row_bytes(hidden)),
-            rows: take(4 * entries * hidden),
-            bytes: 0,
-        };
-        places.bytes = bytes;
-        places
-    }
 }
 
 /// What lies between the launches.

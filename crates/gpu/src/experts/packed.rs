@@ -4,7 +4,7 @@ use format::GlobalScale;
 use op::{Error, Intermediate, MlpWeights, Precision, Result, Team, precision};
 
 use super::between;
-use super::layer::LayerWeights;
+use super::call::LayerWeights;
 use super::shape::LayerShape;
 use crate::family::Family;
 use crate::pack::WEIGHT_FACTOR;

@@ -3,7 +3,8 @@
 
 use op::{Activation, Choose, Config, Cost, Error, Intermediate, Precision, Problem, Result};
 
-use super::layer::{self, LayerKernels, as_gate_up, of_both};
+use super::kernels::{LayerKernels, as_gate_up, of_both};
+use super::layer;
 use super::shape::LayerShape;
 use crate::facts::Facts;
 use crate::families::choice::illegal;

@@ -15,9 +15,9 @@ use sim::{Gpu, Rules};
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
 use crate::away::{check_resident, experts_by_number, numbers_of, slots_for, table_of};
 use crate::experts::adapt::PackedAdapters;
-use crate::experts::layer::{
-    self, Brought, Choice, Exchange, LayerCall, LayerKernels, LayerSite, LayerWeights, Placement,
-};
+use crate::experts::call::{Brought, Choice, Exchange, LayerCall, LayerWeights, Placement};
+use crate::experts::kernels::LayerKernels;
+use crate::experts::layer::{self, LayerSite};
 use crate::experts::lots::Lots;
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::experts::shape::LayerShape;

@@ -17,7 +17,9 @@ use op::{
 };
 
 use super::{MULTIPROCESSORS, Trial};
-use crate::experts::layer::{self, Choice, LayerCall, LayerKernels, LayerSite};
+use crate::experts::call::{Choice, LayerCall};
+use crate::experts::kernels::LayerKernels;
+use crate::experts::layer::{self, LayerSite};
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::experts::shape::LayerShape;
 use crate::facts::Facts;
