@@ -83,8 +83,8 @@ pub struct LayerCall {
 pub struct Placement {
     /// Experts of the layer, wherever they are.
     pub experts: u32,
-    /// The slot of each, or [`AWAY`](super::place::AWAY), or where weights are brought over the number of each; how often each was
-    /// asked for.
+    /// The slot of each, or [`AWAY`](super::place::AWAY), or where weights are brought over the number of each; how
+    /// often each was asked for.
     pub table: [u64; 2],
     /// Where the weights of all of them are, if the device brings over those that it does not hold.
     pub brought: Option<Brought>,
