@@ -2,8 +2,9 @@
 
     python benchmarks/h200/fp8_linear.py RESULT.json [--tokens 1,16,64,512] [--shapes 4096x4096,7168x2048]
 
-Shapes are columns of C by K. First every kind of scales is compared with float64 on the GPU, also from a graph that is launched again
-with other tokens. Then each is timed in CUDA graphs over as many layers in turn as no cache holds, each graph twice.
+Shapes are columns of C by K. First every kind of scales is compared with float64 on the GPU, also from a graph that is
+launched again with other tokens. Then each is timed in CUDA graphs over as many layers in turn as no cache holds, each
+graph twice.
 """
 
 import argparse

@@ -6,8 +6,8 @@ fooled?
 
 Writes twelve small problems in the three public formats (definitions with workloads, modules with `Model`, tasks with
 `task.yml`), smaller than the published ones they are named after, imports each with `hammerhead tank import`, and plays
-it with `hammerhead tank play --json`: cheats first, then honest solutions for as long as there is time. One play has the
-device to itself: whoever is timed beside others is found to be at work outside of its clock.
+it with `hammerhead tank play --json`: cheats first, then honest solutions for as long as there is time. One play has
+the device to itself: whoever is timed beside others is found to be at work outside of its clock.
 """
 
 import argparse

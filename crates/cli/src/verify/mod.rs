@@ -33,8 +33,8 @@ const SMALL: f64 = 1e9;
     Without --suite and --shape the suites edge, adverse and decode are checked, a minute or so on two cores. Small cases are tried as \
     planned and in every strategy with several tiles, depths and stages; large ones as planned and once in every \
     strategy. --full tries large ones like small ones. The suite moe checks models' whole layers of experts, scaled down, with \
-    every intermediate, batch-invariant and not; the suite fp8-weights plain products with FP8 and MXFP8 weights. Of large results a sample is compared, drawn from the seed, \
-    corners included. Cases that a backend refuses are left out and counted. The simulator is checked where it is asked \
+    every intermediate, batch-invariant and not; the suite fp8-weights checks plain products with FP8 and MXFP8 weights. \
+    Of large results a sample is compared, drawn from the seed, corners included. Cases that a backend refuses are left out and counted. The simulator is checked where it is asked \
     for by name, and refuses all but small problems.\n\n\
     Examples:\n  \
     hammerhead verify\n  \

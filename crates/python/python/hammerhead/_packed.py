@@ -93,9 +93,9 @@ class LayerOptions(EngineOptions, total=False):
     processor computes them while the GPU computes the others."""
 
     stream: bool | int
-    """Whether the GPU computes those experts itself in calls with many rows (tokens times experts of each), with weights that it brings
-    over for the while: never (if not given), from eight rows per expert on (``True``), or from so many rows on. What it
-    brings takes as much of the host's memory again as all experts do, page-locked."""
+    """Whether the GPU computes those experts itself in calls with many rows (tokens times experts of each), with weights
+    that it brings over for the while: never (if not given), from eight rows per expert on (``True``), or from so many
+    rows on. What it brings takes as much of the host's memory again as all experts do, page-locked."""
 
 
 def engine_of(

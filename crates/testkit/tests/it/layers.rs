@@ -133,21 +133,39 @@ fn divided(
     LayerOptions { intermediate, batch_invariant, gpu_bytes, ..LayerOptions::default() }
 }
 
-#[test]
-fn a_layer_in_two_places_is_right_wherever_its_experts_lie() {
+/// A layer of which so many experts lie on the device.
+struct Parted<'a> {
+    name: &'a str,
+    backend: &'static dyn Backend,
+    weights: &'a ExpertWeights<'a>,
+    operands: (&'a Dense<'a>, &'a Routed),
+    options: LayerOptions,
+    slots: usize,
+    output: Output,
+}
+
+/// Layers of several models in two places, on every simulator: none, one, half and all but one of the experts there.
+fn in_two_places(check: impl Fn(Parted<'_>) + Sync) {
     let names = ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "llama-4-scout", "nemotron-3-nano", "qwen3-next-80b"];
     let cases = names.into_iter().enumerate().flat_map(|case| simulators().enumerate().map(move |b| (case, b)));
     cases.collect::<Vec<_>>().into_par_iter().for_each(|((index, name), (number, backend))| {
         let model = model(name);
         let (element, turn) = (DENSE[(index + number) % 3], index + number / 2);
         let instance = model.instance(7, element, usize::MAX, index as u64).unwrap();
-        let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
+        let (weights, routed) = (&instance.weights().unwrap(), instance.routed().unwrap());
         let slots = [0, 1, weights.experts().len() / 2, weights.experts().len() - 1][turn % 4];
-        let options = divided(backend, &weights, (Intermediate::ALL[turn % 3], index % 2 == 0), slots);
-        let held = Experts::new(&engine(backend.name(), 2), &weights, options).unwrap().resident();
+        let options = divided(backend, weights, (Intermediate::ALL[turn % 3], index % 2 == 0), slots);
+        let (operands, output) = ((&instance.tokens, &routed), Output::ALL[turn % 3]);
+        check(Parted { name, backend, weights, operands, options, slots, output });
+    });
+}
+
+#[test]
+fn a_layer_in_two_places_is_right_wherever_its_experts_lie() {
+    in_two_places(|Parted { name, backend, weights, operands, options, slots, output }| {
+        let held = Experts::new(&engine(backend.name(), 2), weights, options).unwrap().resident();
         assert_eq!(held.map(|held| held.len()), Some(slots), "{name} on {}", backend.name());
-        let (what, operands) = (format!("{name}, {slots} there"), (&instance.tokens, &routed));
-        assert_right(&what, backend, (&weights, options), operands, Output::ALL[turn % 3]);
+        assert_right(&format!("{name}, {slots} there"), backend, (weights, options), operands, output);
     });
 }
 
@@ -180,31 +198,20 @@ fn rows_have_the_bits_of_the_place_that_computes_them_and_ids_of_nobody_add_noth
 
 #[test]
 fn experts_that_are_brought_over_have_the_bits_of_a_layer_on_the_device() {
-    let names = ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "llama-4-scout", "nemotron-3-nano", "qwen3-next-80b"];
-    let cases = names.into_iter().enumerate().flat_map(|case| simulators().enumerate().map(move |b| (case, b)));
-    cases.collect::<Vec<_>>().into_par_iter().for_each(|((index, name), (number, backend))| {
-        let model = model(name);
-        let (element, turn) = (DENSE[(index + number) % 3], index + number / 2);
-        let instance = model.instance(7, element, usize::MAX, index as u64).unwrap();
-        let (weights, routed) = (instance.weights().unwrap(), instance.routed().unwrap());
-        let slots = [0, 1, weights.experts().len() / 2, weights.experts().len() - 1][turn % 4];
-        let parted = divided(backend, &weights, (Intermediate::ALL[turn % 3], index % 2 == 0), slots);
-        let (engine, output) = (engine(backend.name(), 2), Output::ALL[turn % 3]);
+    in_two_places(|Parted { name, backend, weights, operands, options, slots, output }| {
+        let (engine, (tokens, routed)) = (engine(backend.name(), 2), operands);
         let found = |options| {
-            let layer = Experts::new(&engine, &weights, options).unwrap();
-            bits(&layer.run(&engine, &instance.tokens, &routed, output).unwrap())
+            let layer = Experts::new(&engine, weights, options).unwrap();
+            bits(&layer.run(&engine, tokens, routed, output).unwrap())
         };
-        let whole = found(LayerOptions { gpu_bytes: None, ..parted });
         let rows = routed.ids().len();
-        let brought = LayerOptions { stream: Streaming::From(rows), ..parted };
+        let from = |rows| LayerOptions { stream: Streaming::From(rows), ..options };
+        let whole = found(LayerOptions { gpu_bytes: None, ..options });
         let what = format!("{name} on {}, {slots} there", backend.name());
-        assert!(found(brought) == whole, "{what}: bits of the device's");
+        assert!(found(from(rows)) == whole, "{what}: bits of the device's");
         // One row less than it takes, and the processor computes as ever.
-        assert!(
-            found(LayerOptions { stream: Streaming::From(rows + 1), ..parted }) == found(parted),
-            "{what}: too few"
-        );
-        assert_right(&what, backend, (&weights, brought), (&instance.tokens, &routed), output);
+        assert!(found(from(rows + 1)) == found(options), "{what}: too few");
+        assert_right(&what, backend, (weights, from(rows)), operands, output);
     });
 }
 

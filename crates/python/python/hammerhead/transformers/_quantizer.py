@@ -33,8 +33,8 @@ class NvFp4Config(QuantizationConfigMixin):
     bytes or as ``"60GB"``: experts beyond it stay in the host's memory, every layer's alike, and the processor computes
     them while the GPU computes the others. With ``whole_layers`` the first layers' experts go to the GPU as long as
     there is room and the last layers' to the host: a token then goes to the host less often, but which experts lie
-    where can no longer follow what tokens ask for. ``stream`` is that of :class:`hammerhead.Experts`, for experts beyond
-    the budget. ``precision`` and ``intermediate`` are those of :class:`hammerhead.Mlp` and
+    where can no longer follow what tokens ask for. ``stream`` is that of :class:`hammerhead.Experts`, for experts
+    beyond the budget. ``precision`` and ``intermediate`` are those of :class:`hammerhead.Mlp` and
     :class:`hammerhead.Experts`, for all gated MLPs and experts; other linear layers stay exact.
     """
 

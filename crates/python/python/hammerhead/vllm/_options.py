@@ -20,8 +20,8 @@ class Asked:
 
     ``precision`` is that of :class:`hammerhead.Experts`. ``gpu_budget`` is what the experts of all layers may take of
     this process's GPU, in bytes or as ``"60GB"``: those beyond it stay in the host's memory, every layer's alike, and
-    the processor computes them while the GPU computes the others. ``stream`` is that of :class:`hammerhead.Experts`, for
-    those beyond the budget.
+    the processor computes them while the GPU computes the others. ``stream`` is that of :class:`hammerhead.Experts`,
+    for those beyond the budget.
     """
 
     def __init__(self) -> None:
