@@ -143,6 +143,12 @@ pub enum Error {
     #[error("the suite {suite} is there to be checked, not to be timed: hammerhead verify --suite {suite}")]
     OnlyVerified { suite: &'static str },
 
+    /// An option that a suite's cases have no use for.
+    #[error(
+        "{option} does not go with the suite {suite}, whose cases have their own; leave it out, or name other suites"
+    )]
+    SuiteOption { option: &'static str, suite: &'static str },
+
     /// A command or an option under its former name.
     #[error("{old} has another name now: {new}")]
     OldSpelling { old: &'static str, new: String },

@@ -167,15 +167,28 @@ impl Selection {
 
     /// Refuses the suite that is only verified.
     pub fn expect_timed(&self) -> Result<()> {
-        match self.linears().is_empty() {
-            true => Ok(()),
-            false => Err(Error::OnlyVerified { suite: SuiteName::FP8_WEIGHTS }),
+        match self.suite.contains(&SuiteName::Fp8Weights) {
+            false => Ok(()),
+            true => Err(Error::OnlyVerified { suite: SuiteName::FP8_WEIGHTS }),
         }
     }
 
-    /// The products with FP8 weights that are meant, if any are. Their cases have types of their own.
-    pub fn linears(&self) -> Vec<fp8::Case> {
-        if self.suite.contains(&SuiteName::Fp8Weights) { fp8::cases() } else { Vec::new() }
+    /// The products with FP8 weights that are meant, if any are. Their cases have types and numbers of their own.
+    pub fn linears(&self) -> Result<Vec<fp8::Case>> {
+        if !self.suite.contains(&SuiteName::Fp8Weights) {
+            return Ok(Vec::new());
+        }
+        let asked = [
+            ("--gate", self.gate.is_some()),
+            ("--activation", !self.activation.is_empty()),
+            ("--result", self.out.is_some()),
+            ("--precision", self.precision.is_some()),
+            ("--seed", self.seed != 0),
+        ];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            None => Ok(fp8::cases()),
+            Some((option, _)) => Err(Error::SuiteOption { option, suite: SuiteName::FP8_WEIGHTS }),
+        }
     }
 
     /// The models whose layers are meant, if any are.

@@ -4,7 +4,7 @@
 use indicatif::ProgressBar;
 
 use hammerhead::cpu::LAYOUT;
-use hammerhead::{Config, Engine};
+use hammerhead::{Config, Engine, Error as Refusal};
 use testkit::fp8::{self, Case};
 
 use super::{Summary, Wrong};
@@ -37,6 +37,11 @@ fn check_once(case: &Case, engine: &Engine, config: Option<Config>, summary: &mu
             return;
         }
         Ok(checked) => (checked.wrong, checked.compared, checked.first.unwrap_or_default()),
+        Err(refusal @ Refusal::Unavailable { .. }) if config.is_none() => {
+            summary.refused += 1;
+            summary.refusal.get_or_insert_with(|| refusal.to_string());
+            return;
+        }
         Err(error) => (0, 0, error.to_string()),
     };
     let [m, n, k] = case.shape;

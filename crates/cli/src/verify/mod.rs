@@ -16,7 +16,7 @@ use testkit::cases::{Instance, Suite};
 use testkit::verify::{Expected, Report};
 
 use crate::options::{each_once, thread_count};
-use crate::selection::{self, Chosen, Defaults, Layers, Selection};
+use crate::selection::{self, Chosen, Defaults, Layers, Selection, SuiteName};
 use crate::subject::Subject;
 use crate::{Error, Result, console};
 
@@ -127,7 +127,10 @@ pub fn verify(args: &Args) -> Result<()> {
     let defaults = Defaults { suites: &[Suite::Edge, Suite::Adverse, Suite::Decode], activations: &[], timed: false };
     let cases = args.selection.cases(defaults)?;
     let models = args.selection.models(&args.layers)?;
-    let linears = args.selection.linears();
+    let linears = args.selection.linears()?;
+    if !linears.is_empty() && !args.config.is_empty() {
+        return Err(Error::SuiteOption { option: "--config", suite: SuiteName::FP8_WEIGHTS });
+    }
     let all = cases.len() + models.len() + linears.len();
     let bar = console::progress(all);
     let backends = engines.iter().map(|engine| engine.backends()[0].name()).collect();

@@ -64,6 +64,18 @@ fn verify_refuses_a_configuration_that_cannot_be_run() {
 }
 
 #[test]
+fn products_with_fp8_weights_are_verified_with_numbers_of_their_own() {
+    let report = json(&["verify", "--suite", "fp8-weights", "--backend", "scalar", "--json"]);
+    let counts = ["passed", "failed", "refused"].map(|count| report[count].as_u64().unwrap());
+    assert_eq!(counts, [testkit::fp8::cases().len() as u64, 0, 0]);
+    for (option, value) in [("--gate", "silu"), ("--config", "tile=16x16"), ("--seed", "3"), ("--precision", "exact")] {
+        let refused = hammerhead(["verify", "--suite", "fp8-weights", "--backend", "scalar", option, value]);
+        assert_refused(&refused, &[option, "fp8-weights", "leave it out"]);
+    }
+    assert_refused(&hammerhead(["bench", "--suite", "fp8-weights"]), &["verify --suite fp8-weights"]);
+}
+
+#[test]
 fn bench_times_cold_and_warm_and_writes_a_report() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
