@@ -149,6 +149,12 @@ impl HostExperts {
         self.experts.away().map(|away| away.asked()).transpose()
     }
 
+    /// What went wrong on the host in earlier calls, once, where experts lie in two places. Calls that are queued say it
+    /// themselves; graphs that are launched again do not.
+    pub fn check_host(&self) -> Result<()> {
+        self.experts.away().map_or(Ok(()), |away| away.take_failure())
+    }
+
     /// Queues the change to as many other residents: calls that were queued before find the old ones, calls behind it
     /// the new. `pack` makes an expert as the device takes it. Graphs of calls are to be launched in the queue's
     /// stream, or in the order of that.

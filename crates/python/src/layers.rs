@@ -445,6 +445,11 @@ impl FeedForward {
         py.detach(|| Ok(self.experts.asked()?))
     }
 
+    /// Raises what went wrong in the processor's part of earlier calls, once, where a GPU has the other.
+    fn check_host(&self) -> Result<()> {
+        Ok(self.experts.check_host()?)
+    }
+
     /// Moves experts to and from the GPU of this number, in its stream with this handle.
     fn place(&self, py: Python<'_>, experts: Vec<u32>, device: i32, stream: u64) -> Result<()> {
         cuda::in_stream(py, (device, stream), |queue| queue.place_experts(&self.experts, &experts))

@@ -151,17 +151,49 @@ class Divided:
         self.resident = experts
 
 
-def test_experts_asked_for_most_move_to_the_gpu():
+def divided(resident, asked):
     layer = Experts.__new__(Experts)
-    layer._layer = native = Divided([0, 1, 2], [5, 1, 2, 9, 2, 0])
+    layer._layer = Divided(resident, asked)
+    return layer
+
+
+def test_experts_asked_for_most_move_to_the_gpu():
+    layer = divided([0, 1, 2], [5, 1, 2, 9, 2, 0])
     # The coldest goes, and keeps its slot for who comes; as hot as one that is there is not hot enough.
-    assert layer.place_hottest() == [3] and native.resident == [0, 3, 2]
+    assert layer.place_hottest() == [3] and layer._layer.resident == [0, 3, 2]
     assert layer.place_hottest() == []
-    native.asked = [5, 1, 2, 9, 8, 6]
-    assert layer.place_hottest(most=1) == [4] and native.resident == [0, 3, 4]
+    layer._layer.asked = [5, 1, 2, 9, 8, 6]
+    assert layer.place_hottest(most=1) == [4] and layer._layer.resident == [0, 3, 4]
     # Counts may have gone round.
-    native.asked = [5, (1 - 2) % 2**32, 2, 9, 8, 6]
+    layer._layer.asked = [5, (1 - 2) % 2**32, 2, 9, 8, 6]
     assert layer.place_hottest(most=1) == [1]
+
+
+def test_what_graphs_of_vllm_cannot_tell_is_logged(monkeypatch, caplog):
+    from hammerhead.vllm import _watch
+
+    monkeypatch.setattr(Experts, "__repr__", lambda layer: "Experts(…)")
+    layers, failures = [divided([0], [0, 0]) for _ in range(2)], ["a worker has died"]
+    for layer in layers:
+        layer._layer.check_host = lambda: None
+
+    def failing():
+        if failures:
+            raise RuntimeError(failures.pop())
+
+    layers[1]._layer.check_host = failing
+    monkeypatch.setattr(_watch, "_start", lambda: None)
+    for layer in layers:
+        _watch.watch(layer)
+    for _ in range(2):
+        _watch.look()
+    assert [record.getMessage() for record in caplog.records] == ["Experts(…): a worker has died"]
+
+
+def test_nothing_is_asked_of_a_layer_in_one_place(arrays):
+    layer = Experts.from_arrays(*arrays, backend="scalar")
+    layer.check_host()
+    assert layer.place_hottest() == []
 
 
 def test_biases_and_a_shared_expert_are_part_of_the_layer(rng, matrices, arrays, x, logits):

@@ -445,6 +445,54 @@ def test_steps_are_recorded_once_per_cache_and_replayed(monkeypatch):
     assert len(Recorded.calls) == 20
 
 
+class Divided:
+    """The native half of a layer of which the processor has all experts but one, and what went wrong there."""
+
+    def __init__(self, native):
+        self.native, self.resident, self.failure = native, [0], None
+
+    def __getattr__(self, name):
+        return getattr(self.native, name)
+
+    def check_host(self):
+        failure, self.failure = self.failure, None
+        if failure:
+            raise RuntimeError(failure)
+
+
+def divided(model):
+    layers = [module.layer for module in model.modules() if isinstance(module, NvFp4Experts)]
+    for layer in layers:
+        layer._layer = Divided(layer._layer)
+    return [layer._layer for layer in layers]
+
+
+def test_what_the_processor_could_not_compute_is_told_by_the_next_replayed_step(monkeypatch):
+    model = loaded(DATA / "modelopt_qwen3_moe")
+    layers = divided(model)
+    recorded_by_calling(monkeypatch)
+    hammerhead.transformers.replay_steps(model)
+    asked = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(TOKENS)}
+    model.generate(TOKENS, **asked)
+    replay, replayed = Recorded.replay, []
+
+    def failing(graph):
+        replay(graph)
+        replayed.append(graph)
+        for layer in layers:
+            layer.failure = "a worker has died"
+
+    monkeypatch.setattr(Recorded, "replay", failing)
+    with pytest.raises(RuntimeError, match="a worker has died"):
+        model.generate(TOKENS, **asked)
+    assert len(replayed) == 1 and len(layers) > 0
+    # It is told once, of whichever layers.
+    hammerhead.transformers.check_host(model)
+    layers[-1].failure = "a worker has died"
+    with pytest.raises(RuntimeError, match="a worker has died"):
+        hammerhead.transformers.check_host(model)
+
+
 def test_a_processors_steps_are_not_replayed():
     with pytest.raises(ValueError, match="replay_steps: the model is on cpu"):
         hammerhead.transformers.replay_steps(loaded(DATA / "modelopt_llama"))

@@ -465,6 +465,12 @@ impl Experts {
         self.products.on_device()?.asked()
     }
 
+    /// What went wrong in the processor's part of earlier calls, once, where a device has the other: their results are
+    /// NaN. The next call that is queued is refused with it; who launches graphs again makes no such call, and asks here.
+    pub fn check_host(&self) -> Result<()> {
+        self.products.on_device().map_or(Ok(()), HostExperts::check_host)
+    }
+
     /// Puts adapters of this layer into the device's memory, beside its weights: for
     /// [`crate::gpu::Queue::enqueue_adapted_experts`].
     pub fn device_adapters(&self, adapters: &Adapters) -> Result<Arc<DeviceAdapters>> {

@@ -474,6 +474,12 @@ class Experts(FeedForward):
         """How often each expert was asked for since the layer was made, modulo 2**32, where they lie in two places."""
         return self._layer.asked
 
+    def check_host(self) -> None:
+        """Raises ``RuntimeError`` if the processor could not compute its experts in an earlier call, whose results are
+        NaN where they needed them; once for each time. The next call would raise it too, but graphs that are replayed
+        make none: ask before results are used, when the GPU is done with them."""
+        self._layer.check_host()
+
     def place(self, experts: Iterable[int], *, device: int = 0, stream: int = 0) -> None:
         """Moves as many experts as :attr:`resident` names to the GPU of this number, and others away from it, in the
         order of a stream by its handle (``torch.cuda.current_stream().cuda_stream``): calls before find the old ones

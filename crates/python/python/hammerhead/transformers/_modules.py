@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -87,12 +88,36 @@ class NvFp4Experts(Packed):
         return self.form(self.layer, hidden_states, *routing)
 
 
+def layers_in_two_places(model: torch.nn.Module) -> dict[str, Experts]:
+    """The layers of experts of which a budget left some to the processor, by the names of their modules."""
+    named = ((name, module.layer) for name, module in model.named_modules() if isinstance(module, NvFp4Experts))
+    return {name: layer for name, layer in named if layer.resident is not None}
+
+
 def place_hottest(model: torch.nn.Module, *, most: int | None = None) -> int:
     """Moves experts that were asked for most to the GPU, ``most`` of each layer at most, where a budget left some to
     the processor. Other calls may be under way: the moves are queued in torch's current stream. Says how many moved."""
     moved = 0
-    for module in model.modules():
-        if isinstance(module, NvFp4Experts) and module.layer.resident:
+    for layer in layers_in_two_places(model).values():
+        if layer.resident:
             number = torch.cuda.current_device()
-            moved += len(module.layer.place_hottest(most=most, device=number, stream=torch.cuda.current_stream().cuda_stream))
+            moved += len(layer.place_hottest(most=most, device=number, stream=torch.cuda.current_stream().cuda_stream))
     return moved
+
+
+def check_host(model: torch.nn.Module) -> None:
+    """Raises ``RuntimeError`` if the processor could not compute its experts in an earlier call, whose results are NaN
+    then. Every further call raises it too; this tells of the last one, when the GPU is done with it."""
+    check_layers(layers_in_two_places(model).values())
+
+
+def check_layers(layers: Iterable[Experts]) -> None:
+    """The same of some layers. What failed in one call is told once, whichever layers it failed in."""
+    failures = []
+    for layer in layers:
+        try:
+            layer.check_host()
+        except RuntimeError as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,12 +10,17 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import Cache, StaticCache
 
+from hammerhead import Experts
+from hammerhead.transformers._modules import check_layers, layers_in_two_places
+
 
 class Step:
     """One call of a model's ``forward``: seen once, recorded the second time, and replayed from then on."""
 
-    def __init__(self) -> None:
+    def __init__(self, divided: Sequence[Experts]) -> None:
         self.graph: torch.cuda.CUDAGraph | None = None
+        # Layers of which the processor computes a part. A graph has no way to say that it could not.
+        self.divided = divided
 
     def record(self, forward: Any, arguments: dict[str, Any]) -> None:
         """Records the call; nothing is computed yet, and what the cache counts on the GPU stays as it was."""
@@ -33,8 +39,10 @@ class Step:
         self.graph = graph
 
     def replay(self, arguments: dict[str, Any], cache: Cache) -> Any:
-        """Computes the call with other tensors. Results are copies, which later calls leave alone."""
+        """Computes the call with other tensors. Results are copies, which later calls leave alone. Raises
+        ``RuntimeError`` if the processor could not compute its part of an earlier one."""
         assert self.graph is not None
+        check_layers(self.divided)
         for name, held in self.arguments.items():
             _fill(held, arguments[name])
         self.graph.replay()
@@ -49,10 +57,15 @@ def replay_steps(model: Any) -> None:
     Results are those of the same cache without graphs, to the bit. ``generate`` needs no further options; direct
     calls are replayed if they have one token per sequence and ``past_key_values`` is a ``StaticCache``. All other
     calls are as they were. A graph is recorded per cache, and keeps its memory as long as that.
+
+    Where the processor has some experts and cannot compute them, results are NaN, and the first step that begins
+    afterwards raises ``RuntimeError``. ``generate`` waits for every token, so that is the next one;
+    :func:`hammerhead.transformers.check_host` tells of the last.
     """
     if not _is_on_gpu(model):
         raise ValueError(f"replay_steps: the model is on {model.device}, and only a GPU's work is replayed; load it with device_map=\"cuda\"")
     forward, recorded = model.forward, WeakKeyDictionary[Cache, dict[Any, Step]]()
+    divided = list(layers_in_two_places(model).values())
 
     @wraps(forward)
     def replayed(*positional: Any, **arguments: Any) -> Any:
@@ -62,7 +75,7 @@ def replay_steps(model: Any) -> None:
         steps = recorded.setdefault(cache, {})
         if key not in steps:
             # The first call of a kind prepares what a graph cannot: kernels are compiled and room is made.
-            steps[key] = Step()
+            steps[key] = Step(divided)
             return forward(**arguments)
         if steps[key].graph is None:
             steps[key].record(forward, arguments)

@@ -14,6 +14,7 @@ import torch
 
 from hammerhead import Experts, Linear, NvFp4
 from hammerhead._packed import LayerOptions
+from hammerhead.vllm._watch import watch
 
 GROUP = 16
 """The weights that share one block scale in NVFP4."""
@@ -70,6 +71,8 @@ class LocalExperts:
             clamp=gate[1],
             **options,
         )
+        if self.experts.resident is not None:
+            watch(self.experts)
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Computes tokens by experts of these numbers here; those that are not here add nothing."""
