@@ -110,6 +110,17 @@ def test_damaged_bytes_are_refused(layers):
                 type(layer)._from_bytes(spoiled, options)
 
 
+@pytest.mark.parametrize("fewer", [slice(8), slice(6), slice(0)])
+def test_what_another_version_has_pickled_is_refused_by_its_version(layers, fewer):
+    for layer in (layers["mlp"], layers["experts"]):
+        data, options = layer._layer.to_bytes(), layer._layer.options
+        older = data[:8] + (1).to_bytes(8, "little") + data[16:]
+        with pytest.raises(ValueError, match="of version 1, and version .*write it again"):
+            type(layer)._from_bytes(older, options[fewer])
+        with pytest.raises(ValueError, match="another version has pickled it"):
+            type(layer)._from_bytes(data, options[fewer])
+
+
 def test_bytes_of_one_kind_of_layer_are_not_taken_for_another(layers):
     options = layers["mlp"]._layer.options
     with pytest.raises(ValueError, match="it holds 3 experts"):

@@ -214,6 +214,21 @@ class FeedForward(PackedLayer):
         mlps = list(projections) if is_experts else [projections]
         return cls._of(_native.FeedForward.load_named(model, mlps, is_experts, (gate, None), asked(options)))
 
+    @classmethod
+    def _from_bytes(cls, data: bytes, options: Any) -> Self:
+        # What another version has pickled may have other options: then its bytes say first which version they are.
+        usual = asked({})
+        is_known = len(options) == len(usual)
+        layer = cls._read(data, options if is_known else usual)
+        if not is_known:
+            found = f"there are {len(options)}, where {len(usual)} are expected"
+            raise ValueError(f"options of the layer: {found}; another version has pickled it, pickle it again from the model")
+        return cls._of(layer)
+
+    @staticmethod
+    def _read(data: bytes, options: Any) -> _native.FeedForward:
+        raise NotImplementedError
+
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the packed layer, with its rule of routing if it has one, to a file, so that :meth:`load` need not
         pack again. Layers on a GPU are not written."""
@@ -306,9 +321,9 @@ class Mlp(FeedForward):
         not be changed while the layer lives. The options are those of :meth:`from_arrays`."""
         return cls._of(_native.FeedForward.open_mlp(path, asked(options)))
 
-    @classmethod
-    def _from_bytes(cls, data: bytes, options: Any) -> Self:
-        return cls._of(_native.FeedForward.mlp_from_bytes(data, options))
+    @staticmethod
+    def _read(data: bytes, options: Any) -> _native.FeedForward:
+        return _native.FeedForward.mlp_from_bytes(data, options)
 
     def __call__(
         self,
@@ -453,9 +468,9 @@ class Experts(FeedForward):
         not be changed while the layer lives. The options are those of :meth:`from_arrays`."""
         return cls._of(_native.FeedForward.open_experts(path, asked(options)))
 
-    @classmethod
-    def _from_bytes(cls, data: bytes, options: Any) -> Self:
-        return cls._of(_native.FeedForward.experts_from_bytes(data, options))
+    @staticmethod
+    def _read(data: bytes, options: Any) -> _native.FeedForward:
+        return _native.FeedForward.experts_from_bytes(data, options)
 
     @property
     def resident(self) -> list[int] | None:
