@@ -37,13 +37,13 @@ from beside import GGML_TYPES, Ggml  # noqa: E402
 MODELS = {"qwen3-30b": (128, 2048, 768), "qwen3-235b": (128, 4096, 1536), "deepseek-v3": (256, 7168, 2048)}
 
 
-def layer_of(pool, experts, percent, **options):
+def layer_of(pool, experts, percent, *, stream=False, **options):
     """A layer of which the GPU holds so much."""
     columns = [list(column) for column in zip(*(pool[expert % len(pool)] for expert in range(experts)))]
     hidden, packed = (int(side) for side in pool[0][2].codes.shape)
     each = 3 * hidden * 2 * packed * 9 // 16 + 24
-    gpu_bytes = None if percent == 100 else experts * percent // 100 * each + each // 2
-    return hammerhead.Experts.from_arrays(*columns, backend="cuda", gpu_bytes=gpu_bytes, **options)
+    places = {} if percent == 100 else {"gpu_bytes": experts * percent // 100 * each + each // 2, "stream": stream}
+    return hammerhead.Experts.from_arrays(*columns, backend="cuda", **places, **options)
 
 
 def pool_of(count, hidden, inner):

@@ -134,11 +134,31 @@ def test_a_processor_has_all_experts_whatever_a_gpu_may_hold(arrays, x, logits):
             call()
 
 
-@pytest.mark.parametrize(("said", "meant"), [(False, (False, None)), (True, (True, None)), (700, (True, 700))])
+NEVER, PLANNED = (False, None), (True, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [(False, NEVER), (None, NEVER), (0, NEVER), (True, PLANNED), (1, (True, 1)), (700, (True, 700)), (np.int64(700), (True, 700))],
+)
 def test_whether_weights_are_brought_to_a_gpu_is_asked_for_and_kept(arrays, said, meant):
     layer = Experts.from_arrays(*arrays, backend="scalar", gpu_bytes=0, stream=said)
     assert layer._layer.options[5] == meant
     assert layer.streams_from is None, "a processor has all experts"
+    if meant == NEVER:
+        Experts.from_arrays(*arrays, backend="scalar", stream=said)
+
+
+def test_weights_are_brought_only_by_a_number_of_rows_and_beyond_a_budget(arrays, tmp_path):
+    for said in (-1, 0.5, "yes", [], 2**63):
+        with pytest.raises(ValueError, match="stream: it is .*; give True, a number of rows, or False"):
+            Experts.from_arrays(*arrays, backend="scalar", gpu_bytes=0, stream=said)
+    Experts.from_arrays(*arrays).save(tmp_path / "layer")
+    for call in (lambda: Experts.from_arrays(*arrays, stream=True), lambda: Experts.load(tmp_path / "layer", stream=8)):
+        with pytest.raises(ValueError, match="stream: it is for experts beyond gpu_bytes"):
+            call()
+    with pytest.raises(TypeError, match="stream: there is no such option"):
+        Mlp.from_arrays(*(column[0] for column in arrays), gpu_bytes=0, stream=True)
 
 
 class Divided:

@@ -543,6 +543,21 @@ def test_a_budget_is_bytes_or_a_number_with_a_unit():
     assert config().gpu_budget is None and "gpu_budget" not in config(gpu_budget="1GB").to_dict()
 
 
+def test_where_experts_lie_is_asked_for_with_a_budget():
+    config = hammerhead.transformers.NvFp4Config
+    for never in (None, False, 0):
+        config(stream=never)
+    for options, said in [({"stream": True}, "stream: it is for"), ({"stream": 8}, "stream: it is for"), ({"whole_layers": True}, "whole_layers: it is for")]:
+        with pytest.raises(ValueError, match=f"{said} experts beyond gpu_budget"):
+            config(**options)
+        config(gpu_budget="1GB", **options)
+    with pytest.raises(ValueError, match="stream: it is -1; give True"):
+        config(gpu_budget="1GB", stream=-1)
+    # A processor has all experts, whatever was asked for.
+    model = loaded(DATA / "modelopt_qwen3_moe", quantization_config=config(gpu_budget="1GB", stream=True))
+    assert all(module.layer.streams_from is None for module in model.modules() if isinstance(module, NvFp4Experts))
+
+
 def test_whole_layers_take_a_budget_in_order():
     from hammerhead.transformers._quantizer import shared_in_order
 

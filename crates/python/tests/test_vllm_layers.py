@@ -417,6 +417,11 @@ def test_layers_are_computed_as_the_configuration_asks(monkeypatch, four_experts
         said(monkeypatch, {"hammerhead": "fp8"})
     with pytest.raises(ValueError, match="beyond gpu_budget"):
         said(monkeypatch, {"hammerhead": {"stream": True}})
+    for never in (None, False, 0):
+        assert said(monkeypatch, {"hammerhead": {"stream": never}}).layer(call) == {"precision": "exact"}
+    for wrong in (-1, 0.5, "yes"):
+        with pytest.raises(ValueError, match="hammerhead's stream: it is .*; give True, a number of rows"):
+            said(monkeypatch, {"hammerhead": {"stream": wrong}})
 
 
 def test_a_budget_is_shared_by_all_layers_of_experts(monkeypatch):

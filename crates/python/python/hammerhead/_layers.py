@@ -14,7 +14,7 @@ from hammerhead._adapters import lent as lent_adapters
 from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element, library_of
 from hammerhead._matrix import NvFp4
 from hammerhead._native import Checkpoint
-from hammerhead._packed import EngineOptions, LayerOptions, Packed, asked, declared, engine_of, opened
+from hammerhead._packed import EngineOptions, LayerOptions, MlpOptions, Packed, asked, declared, engine_of, opened
 from hammerhead._registry import register
 from hammerhead._weights import _matrix, _number, _target, _tokens, _vector
 
@@ -212,7 +212,8 @@ class FeedForward(PackedLayer):
         """Reads projections by their whole names: those of every expert, or of one MLP."""
         is_experts = issubclass(cls, Experts)
         mlps = list(projections) if is_experts else [projections]
-        return cls._of(_native.FeedForward.load_named(model, mlps, is_experts, (gate, None), asked(options)))
+        own = asked(options, known=LayerOptions if is_experts else MlpOptions)
+        return cls._of(_native.FeedForward.load_named(model, mlps, is_experts, (gate, None), own))
 
     @classmethod
     def _from_bytes(cls, data: bytes, options: Any) -> Self:
@@ -270,7 +271,7 @@ class Mlp(FeedForward):
         intermediate_scale: float | None = None,
         gate: str = "silu",
         clamp: float | None = None,
-        **options: Unpack[LayerOptions],
+        **options: Unpack[MlpOptions],
     ) -> Mlp:
         """Packs the weights, which :class:`MlpArrays` describes. The arrays are not needed afterwards.
 
@@ -283,13 +284,12 @@ class Mlp(FeedForward):
         - ``batch_invariant``: whether a token's result may depend on nothing but that token and the weights, to the
           bit.
         - ``workspace_bytes``: what the rows that are computed at a time may take, 512 MiB if not given.
-        - ``gpu_bytes``: what the weights may take of a GPU's memory; experts beyond it are the processor's.
-        - ``stream``: whether, and from how many rows on, a GPU computes those itself, with weights that it brings over.
+        - ``gpu_bytes``: what the weights may take of a GPU's memory.
         """
         arrays = MlpArrays(
             b1, b2, down, b1_bias, b2_bias, down_bias, input_scale, down_input_scale, intermediate_scale
         )
-        return cls._of(_native.FeedForward.pack_mlp(arrays._parts("the MLP"), (gate, clamp), asked(options, b1)))
+        return cls._of(_native.FeedForward.pack_mlp(arrays._parts("the MLP"), (gate, clamp), asked(options, b1, MlpOptions)))
 
     @classmethod
     def from_checkpoint(
@@ -300,7 +300,7 @@ class Mlp(FeedForward):
         *,
         gate: str | None = None,
         clamp: float | None = None,
-        **options: Unpack[LayerOptions],
+        **options: Unpack[MlpOptions],
     ) -> Mlp:
         """Reads the MLP of a model's layer; of one with experts that of this number, or the ``"shared"`` one. ``gate``
         is as the model declares if not given. The rest is as for :meth:`from_arrays`."""
@@ -309,17 +309,17 @@ class Mlp(FeedForward):
         shared = isinstance(expert, str)
         number = None if expert is None or isinstance(expert, str) else _number(expert, "expert")
         chosen = (_number(layer, "layer"), number, shared)
-        return cls._of(_native.FeedForward.load_mlp(opened(model), *chosen, declared(gate, clamp), asked(options)))
+        return cls._of(_native.FeedForward.load_mlp(opened(model), *chosen, declared(gate, clamp), asked(options, known=MlpOptions)))
 
     @classmethod
     def load(
         cls,
         path: str | PathLike[str],
-        **options: Unpack[LayerOptions],
+        **options: Unpack[MlpOptions],
     ) -> Mlp:
         """Maps what :meth:`save` wrote, without copying it: the file is read once, to see that it is whole, and must
         not be changed while the layer lives. The options are those of :meth:`from_arrays`."""
-        return cls._of(_native.FeedForward.open_mlp(path, asked(options)))
+        return cls._of(_native.FeedForward.open_mlp(path, asked(options, known=MlpOptions)))
 
     @staticmethod
     def _read(data: bytes, options: Any) -> _native.FeedForward:
@@ -394,6 +394,9 @@ class Experts(FeedForward):
           ``"topk-softmax"``, ``"sigmoid"``, ``"sigmoid-plain"`` or ``"sqrt-softplus"`` (with a ``correction`` per expert,
           and ``groups`` that there are and that may be chosen from), ``"sigmoid-input"``. Weights are multiplied with
           ``scaling``. Not needed where ids and weights are given.
+        - ``gpu_bytes``: what the weights may take of a GPU's memory; experts beyond it are the processor's. With
+          ``stream`` the GPU computes those itself in calls with many rows, with weights that it brings over
+          (docs/layers.md).
         - The rest is as for :meth:`Mlp.from_arrays`.
         """
         columns = {

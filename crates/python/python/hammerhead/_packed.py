@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from hammerhead._arrays import library_of
@@ -72,7 +73,7 @@ class EngineOptions(TypedDict, total=False):
     config: str | None
 
 
-class LayerOptions(EngineOptions, total=False):
+class MlpOptions(EngineOptions, total=False):
     """How a whole layer is computed."""
 
     intermediate: Literal["tokens", "f32", "nvfp4"]
@@ -92,10 +93,15 @@ class LayerOptions(EngineOptions, total=False):
     """What the weights may take of a GPU's memory, all that there is if not given: experts beyond it stay in the host's memory, and the
     processor computes them while the GPU computes the others."""
 
-    stream: bool | int
-    """Whether the GPU computes those experts itself in calls with many rows (tokens times experts of each), with weights
-    that it brings over for the while: never (if not given), from eight rows per expert on (``True``), or from so many
-    rows on. What it brings takes as much of the host's memory again as all experts do, page-locked."""
+
+class LayerOptions(MlpOptions, total=False):
+    """How a layer of experts is computed."""
+
+    stream: bool | int | None
+    """Whether the GPU computes experts beyond ``gpu_bytes`` itself in calls with many rows (tokens times experts of
+    each), with weights that it brings over for the while: never (if not given, ``False``, ``None`` or 0), from eight
+    rows per expert on (``True``), or from so many rows on. What it brings takes as much of the host's memory again as
+    all experts do, page-locked."""
 
 
 def engine_of(
@@ -111,16 +117,30 @@ def engine_of(
     return backend, options.get("threads"), options.get("config")
 
 
+def streaming(stream: Any) -> tuple[bool, int | None]:
+    """Whether weights are brought over, and from how many rows on where that is said."""
+    if stream is None or isinstance(stream, bool):
+        return bool(stream), None
+    try:
+        rows = index(stream)
+    except TypeError:
+        rows = -1
+    if not 0 <= rows < 2**63:
+        raise ValueError(f"stream: it is {stream!r}; give True, a number of rows, or False, None or 0 for never")
+    return rows > 0, rows or None
+
+
 def asked(
-    options: LayerOptions, first: Any = None
+    options: LayerOptions | MlpOptions, first: Any = None, known: type[Any] = LayerOptions
 ) -> tuple[str, str, bool, int | None, int | None, tuple[bool, int | None], str | None, int | None, str | None]:
     """What is asked of a whole layer, as the native half takes it."""
-    engine = engine_of(options, first, LayerOptions)
+    engine = engine_of(options, first, known)
     between, precision = options.get("intermediate", "tokens"), options.get("precision", "exact")
     invariant = options.get("batch_invariant", False)
-    stream = options.get("stream", False)
-    streaming = (stream, None) if isinstance(stream, bool) else (True, stream)
-    return between, precision, invariant, options.get("workspace_bytes"), options.get("gpu_bytes"), streaming, *engine
+    gpu_bytes, stream = options.get("gpu_bytes"), streaming(options.get("stream"))
+    if stream[0] and gpu_bytes is None:
+        raise ValueError("stream: it is for experts beyond gpu_bytes, which was not given; give both")
+    return between, precision, invariant, options.get("workspace_bytes"), gpu_bytes, stream, *engine
 
 
 def opened(model: str | PathLike[str] | Checkpoint) -> Checkpoint:

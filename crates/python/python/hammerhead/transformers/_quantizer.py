@@ -14,7 +14,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import hammerhead
 from hammerhead import Experts, Linear, Mlp, backends
-from hammerhead._packed import LayerOptions
+from hammerhead._packed import LayerOptions, streaming
 from hammerhead.budget import parsed_bytes
 from hammerhead.transformers._files import Files
 from hammerhead.transformers._modules import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp, Packed
@@ -44,7 +44,7 @@ class NvFp4Config(QuantizationConfigMixin):
         unchecked: Mapping[str, str] | None = None,
         gpu_budget: int | str | None = None,
         whole_layers: bool = False,
-        stream: bool | int = False,
+        stream: bool | int | None = False,
         precision: Literal["exact", "fp8"] = "exact",
         intermediate: Literal["tokens", "f32", "nvfp4"] = "tokens",
         **kept: Any,
@@ -52,6 +52,9 @@ class NvFp4Config(QuantizationConfigMixin):
         self.quant_method = quant_method
         self.unchecked = dict(unchecked or {})
         self.gpu_budget = None if gpu_budget is None else parsed_bytes(gpu_budget)
+        for name, is_asked in (("whole_layers", whole_layers), ("stream", streaming(stream)[0])):
+            if is_asked and self.gpu_budget is None:
+                raise ValueError(f"{name}: it is for experts beyond gpu_budget, which was not given; give both")
         self.whole_layers, self.stream = whole_layers, stream
         self.layers = LayerOptions(precision=precision, intermediate=intermediate)
         self.kept = kept
@@ -165,7 +168,7 @@ class NvFp4Quantizer(HfQuantizer):
         shares = self._shares(model)
         for name, (routed, each) in self.plan.experts.items():
             gpu_bytes = shares.get(name) if backend(name) is not None else None
-            places = {"gpu_bytes": gpu_bytes, "stream": self.quantization_config.stream}
+            places = {} if gpu_bytes is None else {"gpu_bytes": gpu_bytes, "stream": self.quantization_config.stream}
             experts = Experts._named(checkpoint, each, routed.gate, **asked, backend=backend(name), **places)
             model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
 

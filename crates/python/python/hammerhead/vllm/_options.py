@@ -8,7 +8,7 @@ import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 
-from hammerhead._packed import LayerOptions
+from hammerhead._packed import LayerOptions, streaming
 from hammerhead.budget import parsed_bytes
 from hammerhead.vllm._calls import Call
 
@@ -33,8 +33,12 @@ class Asked:
             raise ValueError(f"additional_config: hammerhead has no option {unknown[0]}; there are {', '.join(KNOWN)}")
         self.precision = said.get("precision", "exact")
         self.budget = parsed_bytes(said["gpu_budget"]) if "gpu_budget" in said else None
-        self.stream = said.get("stream", False)
-        if self.stream and self.budget is None:
+        self.stream = said.get("stream")
+        try:
+            is_streaming, _ = streaming(self.stream)
+        except ValueError as error:
+            raise ValueError(f"additional_config: hammerhead's {error}") from None
+        if is_streaming and self.budget is None:
             raise ValueError("additional_config: hammerhead's stream is for experts beyond gpu_budget, which was not given")
         if self.budget is not None and current_platform.is_cpu():
             raise ValueError("additional_config: hammerhead's gpu_budget was given, and vLLM computes on a CPU here")
