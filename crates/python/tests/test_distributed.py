@@ -142,6 +142,24 @@ def test_wrong_shares_are_refused(tmp_path):
         dist.destroy_process_group()
 
 
+def test_a_ranks_budget_is_for_its_own_experts(tmp_path, monkeypatch):
+    load, said = hammerhead.Experts.from_checkpoint, []
+
+    def noted(*place, **options):
+        said.append(options)
+        return load(*place, **options)
+
+    monkeypatch.setattr(hammerhead.Experts, "from_checkpoint", noted)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        Experts.from_checkpoint(MODEL, 0, backend="scalar", gpu_bytes=1000, stream=512)
+    finally:
+        dist.destroy_process_group()
+    own, shared = said
+    assert (own["shared"], own["gpu_bytes"], own["stream"]) == (False, 1000, 512)
+    assert shared == {"experts": [0], "shared": True, "backend": "scalar", "batch_invariant": True}
+
+
 def test_shares_are_even():
     assert shares(10, 4) == [3, 3, 2, 2] and shares(2, 3) == [1, 1, 0]
 

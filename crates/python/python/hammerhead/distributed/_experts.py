@@ -78,7 +78,8 @@ class Experts:
         **options: Any,
     ) -> Experts:
         """Reads this rank's experts of a model's layer, and the shared one if there is one. ``counts``: :func:`shares`
-        if not given. The rest is as for :meth:`hammerhead.Experts.from_checkpoint`."""
+        if not given. ``gpu_bytes`` is what this rank's experts may take of its GPU; the shared one lies there whole,
+        beside them. The rest is as for :meth:`hammerhead.Experts.from_checkpoint`."""
         model = model if isinstance(model, hammerhead.Checkpoint) else hammerhead.Checkpoint(model)
         options["batch_invariant"] = batch_invariant
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -90,7 +91,8 @@ class Experts:
         own = range(first, first + counts[rank])
         load = hammerhead.Experts.from_checkpoint
         local = load(model, layer, experts=own, shared=False, **options) if own else None
-        shared = _alone(load(model, layer, experts=[0], shared=True, **options)) if beside else None
+        whole = {name: value for name, value in options.items() if name not in ("gpu_bytes", "stream")}
+        shared = _alone(load(model, layer, experts=[0], shared=True, **whole)) if beside else None
         return cls(local, counts, shared=shared, group=group)
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
