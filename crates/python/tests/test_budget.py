@@ -65,6 +65,26 @@ def test_hits_beyond_the_even_share_are_faster():
     assert times == sorted(times, reverse=True) and predict(MODEL, machine(), half, hit=1.0).host == 0
 
 
+def test_a_long_prompts_weights_cross_the_bus():
+    long = {"tokens": 10_000, "stream": True}
+    none, half = (predict(MODEL, machine(bus=1e8), budget, **long) for budget in (MODEL.beside_bytes, ALL - 320 * 10**6))
+    assert none.host == 0 and none.seconds == pytest.approx(10 * 64 * 10**6 / 1e8 + 1000 * 2e-7)
+    assert half.seconds == pytest.approx(10 * 32 * 10**6 / 1e8 + 1000 * 2e-7)
+    # Behind a fast bus the GPU's own work is what takes long, with all rows.
+    fast = predict(MODEL, machine(bus=1e15), MODEL.beside_bytes, **long)
+    assert fast.seconds == pytest.approx(predict(MODEL, machine(), ALL, tokens=10_000).seconds)
+    assert predict(MODEL, machine(bus=1e8), ALL, **long) == predict(MODEL, machine(), ALL, tokens=10_000)
+
+
+def test_weights_are_brought_from_a_number_of_rows_on():
+    def host(tokens, stream):
+        return predict(MODEL, machine(), MODEL.beside_bytes, tokens=tokens, stream=stream).host
+
+    # Eight rows for each of 64 experts are those of 128 tokens, of four experts each.
+    assert host(127, True) == host(127, False) and host(128, True) == 0 and host(128, None) == host(128, 0) > 0
+    assert host(20, 80) == 0 and host(19, 80) > 0
+
+
 def test_a_fit_is_what_was_measured_and_never_below_zero():
     calls = [(1, 1), (1, 64), (8, 8), (8, 512)]
     assert _fit([(1.0, active, rows, 5 + 3 * active + rows / 2) for active, rows in calls]) == pytest.approx((5, 3, 0.5))
@@ -109,6 +129,20 @@ def test_the_command_prints_a_table(tmp_path, capsys):
     assert "too little for what is no expert" in printed and len(printed.splitlines()) == 4 + 4
 
 
+def test_the_command_predicts_a_prompt(tmp_path, capsys):
+    folder = folder_of(tmp_path, expert_tensors(2, 4), num_experts_per_tok=2)
+    beside = str(Model.from_checkpoint(folder).beside_bytes)
+    asked = [folder, "--gpu-budget", beside, "--prompt", "64", "--host-bandwidth", "10MB", "--gpu-bandwidth", "1TB"]
+    prompts = []
+    for more in ([], ["--stream"], ["--stream", "--bus-bandwidth", "1MB"]):
+        main([*asked, *more])
+        *_, heads, row = capsys.readouterr().out.splitlines()
+        assert heads.endswith("prompt ms")
+        prompts.append(float(row.split()[-1]))
+    experts = 2 * 4 * 3 * 32 * 64 * 9 // 16
+    assert prompts[1] < prompts[0] < prompts[2] and prompts[2] == pytest.approx(experts / 1e6 * 1e3, abs=0.02)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -116,6 +150,9 @@ def test_the_command_prints_a_table(tmp_path, capsys):
         (["--host-bandwidth", "1GB"], "give both"),
         (["--host-bandwidth", "0", "--gpu-bandwidth", "1GB"], "more than 0"),
         (["--hit", "70"], "between 0 and 1"),
+        (["--prompt", "0"], "--prompt: it is 0"),
+        (["--stream"], "give --prompt, too"),
+        (["--prompt", "64", "--bus-bandwidth", "0"], "--bus-bandwidth"),
         (["--tokens", "0", "--host-bandwidth", "1GB", "--gpu-bandwidth", "1GB"], "--tokens"),
     ],
 )

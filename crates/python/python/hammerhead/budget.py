@@ -6,9 +6,10 @@ Sizes are its files', speeds what this machine measures, or those that are given
     python -m hammerhead.budget FOLDER --gpu-budget 24GB --host-bandwidth 60GB --gpu-bandwidth 900GB --hit 0.7     # of another machine
 
 A layer in two places (``gpu_bytes=``) takes as long as the slower of the two: the GPU reads the experts that it holds
-while the processor reads its own, which costs one way there and back. The rest of the model reads its weights on the
-GPU, and takes what the program around it takes. What is left out: experts' arithmetic in prompts of thousands of
-tokens, and a host whose threads are wanted elsewhere.
+while the processor reads its own, which costs one way there and back. In a prompt that is long enough for ``stream`` the
+processor's experts cross the bus while the GPU computes. The rest of the model reads its weights on the GPU, and takes
+what the program around it takes. What is left out: attention in long prompts, arithmetic where bandwidths are given and
+not measured, routing that asks for fewer experts than an even one, and a host whose threads are wanted elsewhere.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from hammerhead import backends
 from hammerhead._cost import Layer, measure_calls, measure_layer, random_layer, turns
 from hammerhead._native import Checkpoint
+from hammerhead._packed import streaming
 
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "num_selected_experts")
 """What configurations call the number of experts that compute a token."""
@@ -30,6 +32,12 @@ TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_t
 AWAY = 60e-6
 """Seconds for which a layer's rows go to the host and come back, where it was not measured: so much was it on an
 H200."""
+
+BUS = 51e9
+"""Bytes per second that weights cross the bus with, where that is not said: so many were it on an H200, PCIe 5."""
+
+BROUGHT_FROM = 8
+"""Rows per expert from which on weights are brought over with ``stream=True``."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ class Machine:
     """Seconds for which rows go to the host and come back, beside its own work."""
     rest: float = 0.0
     """Seconds per layer of what a program does around the experts, reading weights aside: attention, norms, Python."""
+    bus: float = BUS
+    """Bytes of weights per second that the GPU reads from the host's memory."""
 
     @classmethod
     def of_rates(cls, model: Model, host: float, gpu: float) -> Machine:
@@ -132,12 +142,20 @@ class Prediction:
 
 
 def predict(
-    model: Model, machine: Machine, budget: int, *, tokens: int = 1, hit: float | None = None, whole_layers: bool = False
+    model: Model,
+    machine: Machine,
+    budget: int,
+    *,
+    tokens: int = 1,
+    hit: float | None = None,
+    whole_layers: bool = False,
+    stream: bool | int | None = False,
 ) -> Prediction:
-    """What a step of so many tokens takes, where weights may take ``budget`` bytes of the GPU.
+    """What a step of so many tokens takes, or a prompt of as many, where weights may take ``budget`` bytes of the GPU.
 
     ``hit``: the part of the experts asked for that lie there; as large as the part that lies there if not given, as of
     routing at random. ``whole_layers``: the first layers' experts lie there, and not a part of every layer's.
+    ``stream``: that of :class:`hammerhead.Experts`.
     """
     experts = model.layers * model.experts * model.expert_bytes
     resident = min(1.0, max(0, budget - model.beside_bytes) / experts)
@@ -147,18 +165,25 @@ def predict(
         shares = [min(1.0, max(0.0, resident * model.layers - layer)) for layer in range(model.layers)]
     shares = [int(share * model.experts + 1e-9) / model.experts for share in shares]
 
-    def part(layer: Layer, experts: float, asked: float) -> float:
-        """A layer's share that so many experts compute, of so many rows asked for."""
-        if experts <= 0 or asked <= 0:
-            return 0.0
-        active = experts * (1.0 - max(0.0, 1.0 - asked / tokens / experts) ** tokens)
-        return layer.active_seconds(active, asked)
+    def active(experts: float, asked: float) -> float:
+        """How many of so many experts compute, if they are asked for so many rows."""
+        return experts * (1.0 - max(0.0, 1.0 - asked / tokens / experts) ** tokens) if experts > 0 and asked > 0 else 0.0
 
     asked = tokens * model.top_k
     hits = [share if hit is None or share in (0.0, 1.0) else hit for share in shares]
-    host = [part(machine.host, model.experts * (1 - share), asked * (1 - hit)) for share, hit in zip(shares, hits)]
-    gpu = [part(machine.gpu, model.experts * share, asked * hit) for share, hit in zip(shares, hits)]
-    layers = sum(max(away + (machine.away if away else 0.0), here) for away, here in zip(host, gpu))
+    here = [(active(model.experts * share, asked * hit), asked * hit) for share, hit in zip(shares, hits)]
+    away = [(active(model.experts * (1 - share), asked * (1 - hit)), asked * (1 - hit)) for share, hit in zip(shares, hits)]
+    is_streaming, rows = streaming(stream)
+    if is_streaming and asked >= (rows or BROUGHT_FROM * model.experts):
+        # What crosses the bus is no work of the processor's, and the GPU computes all rows meanwhile.
+        other = [experts * model.expert_bytes / machine.bus for experts, _ in away]
+        here = [(own + brought, asked) for (own, _), (brought, _) in zip(here, away)]
+        host = [0.0] * model.layers
+    else:
+        host = [machine.host.active_seconds(*experts) for experts in away]
+        other = [seconds + machine.away if seconds else 0.0 for seconds in host]
+    gpu = [machine.gpu.active_seconds(*experts) for experts in here]
+    layers = sum(map(max, other, gpu))
     beside = model.beside_bytes * machine.gpu.stream / model.expert_bytes + model.layers * machine.rest
     mean = [sum(values) / model.layers for values in (shares, hits)]
     return Prediction(mean[0], mean[1], sum(host), sum(gpu) + beside, layers + beside, tokens)
@@ -187,6 +212,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--gpu-budget", default="0GB,24GB,48GB,80GB,141GB", help="what weights may take of the GPU; several with commas")
     parser.add_argument("--whole-layers", action="store_true", help="the first layers' experts lie on the GPU, and not a part of every layer's")
     parser.add_argument("--tokens", default="1", help="sequences that are generated at a time; several with commas")
+    parser.add_argument("--prompt", type=int, help="tokens of a prompt, whose time is predicted, too")
+    parser.add_argument("--stream", action="store_true", help="weights are brought over for long prompts, of 8 rows per expert and more")
+    parser.add_argument("--bus-bandwidth", default=f"{BUS / 1e9:.0f}GB", help="bytes per second that they cross the bus with")
     parser.add_argument("--hit", type=float, help="the part of the experts asked for that the GPU holds, if routing is not even")
     parser.add_argument("--top-k", type=int, help="experts that compute a token, if the configuration does not say it")
     parser.add_argument("--host-bandwidth", help="bytes per second that the processor reads, as 60GB; measured if not given")
@@ -208,6 +236,13 @@ def report(options: argparse.Namespace) -> str:
     steps = [int(tokens) for tokens in options.tokens.split(",") if tokens.strip().isdecimal()]
     if not steps or 0 in steps or len(steps) != options.tokens.count(",") + 1:
         raise ValueError(f"--tokens: it is {options.tokens!r}; give numbers above 0 with commas, such as 1,8,64")
+    if options.prompt is not None and options.prompt < 1:
+        raise ValueError(f"--prompt: it is {options.prompt}; give a number of tokens above 0")
+    if options.stream and options.prompt is None:
+        raise ValueError("--stream: it is for long prompts, and none was given; give --prompt, too")
+    bus = parsed_bytes(options.bus_bandwidth, "--bus-bandwidth")
+    if not bus:
+        raise ValueError("--bus-bandwidth: nothing crosses a bus without any; give more than 0")
     given = [options.host_bandwidth, options.gpu_bandwidth]
     if None in given and given != [None, None]:
         raise ValueError("--host-bandwidth and --gpu-bandwidth: one was given without the other; give both, or neither to measure")
@@ -218,22 +253,27 @@ def report(options: argparse.Namespace) -> str:
         if not host or not gpu:
             raise ValueError("--host-bandwidth, --gpu-bandwidth: a machine that reads nothing computes nothing; give more than 0")
         machine = Machine.of_rates(model, host, gpu)
-    machine = replace(machine, rest=options.rest_ms / 1e3)
+    machine = replace(machine, rest=options.rest_ms / 1e3, bus=float(bus))
     gigabytes = model.layers * model.experts * model.expert_bytes / 1e9
     lines = [
         f"{model.layers} layers of {model.experts} experts, {model.top_k} for a token: {gigabytes:.1f} GB, and {model.beside_bytes / 1e9:.1f} GB beside them",
         f"the processor reads experts with {model.expert_bytes / machine.host.stream / 1e9:.0f} GB/s, the GPU with "
         f"{model.expert_bytes / machine.gpu.stream / 1e9:.0f}; there and back takes {machine.away * 1e6:.0f} us",
         "",
-        f"{'budget GB':>9} {'on GPU':>7} {'hits':>6} {'tokens':>6} {'host ms':>8} {'GPU ms':>8} {'step ms':>8} {'tokens/s':>9}",
+        f"{'budget GB':>9} {'on GPU':>7} {'hits':>6} {'tokens':>6} {'host ms':>8} {'GPU ms':>8} {'step ms':>8} {'tokens/s':>9}"
+        + (f" {'prompt ms':>10}" if options.prompt else ""),
     ]
     for budget in budgets:
         for tokens in steps:
-            step = predict(model, machine, budget, tokens=tokens, hit=options.hit, whole_layers=options.whole_layers)
+            placed = {"hit": options.hit, "whole_layers": options.whole_layers}
+            step, prompt = predict(model, machine, budget, tokens=tokens, **placed), ""
+            if options.prompt:
+                first = predict(model, machine, budget, tokens=options.prompt, stream=options.stream, **placed)
+                prompt = f" {first.seconds * 1e3:10.2f}"
             note = "" if budget >= model.beside_bytes else "  too little for what is no expert"
             lines.append(
                 f"{budget / 1e9:9.1f} {step.resident:7.0%} {step.hit:6.0%} {tokens:6} {step.host * 1e3:8.2f} {step.gpu * 1e3:8.2f} "
-                f"{step.seconds * 1e3:8.2f} {step.tokens_per_second:9.1f}{note}"
+                f"{step.seconds * 1e3:8.2f} {step.tokens_per_second:9.1f}{prompt}{note}"
             )
     return "\n".join(lines) + "\n"
 
