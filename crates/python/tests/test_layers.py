@@ -178,15 +178,37 @@ def divided(resident, asked):
 
 
 def test_experts_asked_for_most_move_to_the_gpu():
-    layer = divided([0, 1, 2], [5, 1, 2, 9, 2, 0])
+    layer = divided([0, 1, 2], [50, 10, 20, 90, 20, 0])
     # The coldest goes, and keeps its slot for who comes; as hot as one that is there is not hot enough.
     assert layer.place_hottest() == [3] and layer._layer.resident == [0, 3, 2]
     assert layer.place_hottest() == []
-    layer._layer.asked = [5, 1, 2, 9, 8, 6]
+    layer._layer.asked = [50, 10, 20, 90, 120, 60]
     assert layer.place_hottest(most=1) == [4] and layer._layer.resident == [0, 3, 4]
     # Counts may have gone round.
-    layer._layer.asked = [5, (1 - 2) % 2**32, 2, 9, 8, 6]
+    layer._layer.asked = [50, (10 - 20) % 2**32, 20, 90, 120, 60]
     assert layer.place_hottest(most=1) == [1]
+
+
+def test_experts_do_not_move_by_chance(rng):
+    moved = []
+    for _ in range(50):
+        layer = divided(list(range(64)), rng.multinomial(64 * 8, [1 / 128] * 128).tolist())
+        moved.append(len(layer.place_hottest()))
+    assert sum(moved) <= 1, "all are asked for alike"
+    popular = np.r_[np.full(120, 1.0), np.full(8, 4.0)]
+    layer = divided(list(range(64)), rng.multinomial(512 * 8, popular / popular.sum()).tolist())
+    assert sorted(layer.place_hottest()) == list(range(120, 128))
+
+
+def test_how_hot_experts_are_is_kept_for_a_later_run():
+    layer = divided([0, 1], [50, 10, 0, 90])
+    assert layer.heat == [50, 10, 0, 90] and layer.place_hottest() == [3]
+    layer._layer.asked = [50, 10, 6, 90]
+    assert layer.heat == [25, 5, 6, 45]
+    later = divided([0, 1], [0, 0, 0, 0])
+    assert later.place_hottest(heat=layer.heat) == [3] and later.heat == [12.5, 2.5, 3, 22.5]
+    with pytest.raises(ValueError, match="heat: it has 3 numbers, and the layer 4 experts"):
+        later.place_hottest(heat=[1, 2, 3])
 
 
 def test_what_graphs_of_vllm_cannot_tell_is_logged(monkeypatch, caplog):
@@ -213,7 +235,7 @@ def test_what_graphs_of_vllm_cannot_tell_is_logged(monkeypatch, caplog):
 def test_nothing_is_asked_of_a_layer_in_one_place(arrays):
     layer = Experts.from_arrays(*arrays, backend="scalar")
     layer.check_host()
-    assert layer.place_hottest() == []
+    assert layer.heat is None and layer.place_hottest() == []
 
 
 def test_biases_and_a_shared_expert_are_part_of_the_layer(rng, matrices, arrays, x, logits):

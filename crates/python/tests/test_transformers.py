@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from expansion import DATA, MIXED, MIXED_EXPERTS, MODELS, expected_model, tensor
 from safetensors.torch import save_file  # noqa: E402
 
 import hammerhead.transformers  # noqa: E402
+from hammerhead import budget  # noqa: E402
 from hammerhead.transformers import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp  # noqa: E402
 from hammerhead.transformers.__main__ import main  # noqa: E402
 
@@ -450,6 +452,7 @@ class Divided:
 
     def __init__(self, native):
         self.native, self.resident, self.failure = native, [0], None
+        self.asked = [0] * native.count
 
     def __getattr__(self, name):
         return getattr(self.native, name)
@@ -458,6 +461,9 @@ class Divided:
         failure, self.failure = self.failure, None
         if failure:
             raise RuntimeError(failure)
+
+    def place(self, experts, device, stream):
+        self.resident = experts
 
 
 def divided(model):
@@ -493,6 +499,22 @@ def test_what_the_processor_could_not_compute_is_told_by_the_next_replayed_step(
         hammerhead.transformers.check_host(model)
 
 
+def test_experts_of_a_model_are_placed_by_what_was_asked_for(monkeypatch):
+    model = loaded(DATA / "modelopt_qwen3_moe")
+    layers = divided(model)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    assert hammerhead.transformers.place_hottest(model) == 0
+    for layer in layers:
+        layer.asked = [0, 100, *layer.asked[2:]]
+    heat = json.loads(json.dumps(hammerhead.transformers.heat(model)))
+    assert set(heat) == set(modules(model, NvFp4Experts)) and all(hot[1] == 100 for hot in heat.values())
+    assert hammerhead.transformers.place_hottest(model) == len(layers) and all(layer.resident == [1] for layer in layers)
+    again = loaded(DATA / "modelopt_qwen3_moe")
+    layers = divided(again)
+    assert hammerhead.transformers.place_hottest(again, heat=heat) == len(layers) and all(layer.resident == [1] for layer in layers)
+
+
 def test_a_processors_steps_are_not_replayed():
     with pytest.raises(ValueError, match="replay_steps: the model is on cpu"):
         hammerhead.transformers.replay_steps(loaded(DATA / "modelopt_llama"))
@@ -514,6 +536,46 @@ def test_the_command_streams_and_reports():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) == 8
     assert "tokens/s" in done.stderr and "MiB" in done.stderr
+
+
+def test_the_command_places_experts_and_predicts(tmp_path, monkeypatch, capsys):
+    runner = sys.modules["hammerhead.transformers.__main__"]
+    machine, placed, heat = budget.Machine.of_rates, [], tmp_path / "heat.json"
+    monkeypatch.setattr(budget, "measure_machine", lambda model: machine(model, 1e9, 1e12))
+    monkeypatch.setattr(runner, "place_hottest", lambda model, heat=None: placed.append(heat) or 2)
+    asked = ["--prompt", "3,14,15", "--gpu-budget", "1MB", "--tokens", "7", "--place-every", "2", "--heat", str(heat), "--predict"]
+    main([str(DATA / "modelopt_qwen3_moe"), *asked])
+    # After the second token, the fourth, and the sixth.
+    assert placed == [None] * 3
+    said = capsys.readouterr().err
+    assert "6 experts were moved" in said and "predicted, without what the program does around the experts: 0.00 s, then" in said
+    assert json.loads(heat.read_text()) == {}, "on a processor all experts lie in one place"
+    heat.write_text('{"a layer": [1, 2]}')
+    main([str(DATA / "modelopt_qwen3_moe"), *asked[:-1]])
+    assert placed[3:] == [{"a layer": [1, 2]}, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--stream"], "stream: it is for experts beyond gpu_budget"),
+        (["--whole-layers"], "whole_layers: it is for experts beyond gpu_budget"),
+        (["--place-every", "8"], "--place-every: it is for experts beyond --gpu-budget"),
+        (["--heat", "heat.json"], "--heat: it is for experts beyond --gpu-budget"),
+        (["--predict"], "--predict: it is for experts beyond --gpu-budget"),
+        (["--gpu-budget", "much"], "'much' is no size"),
+    ],
+)
+def test_the_command_refuses_what_would_have_no_effect(options, said):
+    with pytest.raises(SystemExit, match=said):
+        main([str(DATA / "modelopt_qwen3_moe"), "--prompt", "3", *options])
+
+
+@pytest.mark.parametrize("tokens", ["0", "-1", "some"])
+def test_the_command_generates_one_token_at_least(tokens, capsys):
+    with pytest.raises(SystemExit):
+        main([str(DATA / "modelopt_llama"), "--prompt", "3", "--tokens", tokens])
+    assert "give a number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["./missing", "../missing", "/a/folder/that/is/missing", "two words"])

@@ -505,20 +505,37 @@ class Experts(FeedForward):
         bits depend on where its expert lies."""
         self._layer.place([_number(expert, "experts") for expert in experts], device, stream)
 
-    def place_hottest(self, *, most: int | None = None, device: int = 0, stream: int = 0) -> list[int]:
+    @property
+    def heat(self) -> list[float] | None:
+        """How often each expert was asked for since :meth:`place_hottest` looked last, and half of what it found then;
+        None where all experts lie in one place. Plain numbers, which a later run's layer can begin with."""
+        return None if self.resident is None else self._look()[1]
+
+    def _look(self) -> tuple[list[int], list[float]]:
+        asked = self.asked or []
+        before, heat = self._heat or ([0] * len(asked), [0.0] * len(asked))
+        return asked, [(now - then) % 2**32 + old / 2 for now, then, old in zip(asked, before, heat)]
+
+    def place_hottest(
+        self, *, most: int | None = None, heat: Sequence[float] | None = None, device: int = 0, stream: int = 0
+    ) -> list[int]:
         """Moves the experts to the GPU that were asked for most since the last time (what was before counts half),
-        ``most`` of them at most, in place of those asked for least; says which. Device and stream are as for
+        ``most`` of them at most, in place of those asked for least; says which. An expert moves if it was asked for
+        clearly more often than the one that it replaces: by more than even routing makes happen by chance. ``heat`` is
+        what :attr:`heat` was in an earlier run, in place of what was counted so far. Device and stream are as for
         :meth:`place`. Nothing happens where all experts lie in one place."""
         resident = self.resident
         if resident is None:
             return []
-        asked = self.asked or []
-        before, heat = self._heat or ([0] * len(asked), [0.0] * len(asked))
-        heat = [(now - then) % 2**32 + old / 2 for now, then, old in zip(asked, before, heat)]
-        self._heat = asked, heat
-        there = sorted(resident, key=lambda expert: heat[expert])
-        away = sorted(set(range(len(asked))) - set(resident), key=lambda expert: -heat[expert])
-        swaps = [(old, new) for old, new in zip(there, away[:most]) if heat[new] > heat[old]]
+        asked, hot = self._look()
+        if heat is not None:
+            hot = [float(each) for each in heat]
+        if len(hot) != len(asked):
+            raise ValueError(f"heat: it has {len(hot)} numbers, and the layer {len(asked)} experts")
+        self._heat = asked, hot
+        there = sorted(resident, key=lambda expert: hot[expert])
+        away = sorted(set(range(len(asked))) - set(resident), key=lambda expert: -hot[expert])
+        swaps = [(old, new) for old, new in zip(there, away[:most]) if _is_clearly_more(hot[new], hot[old])]
         if swaps:
             incoming = dict(swaps)
             self.place([incoming.get(expert, expert) for expert in resident], device=device, stream=stream)
@@ -613,6 +630,12 @@ class Experts(FeedForward):
             f"Experts(experts={self.num_experts}, widths={k}→{inner}→{n}, gate={self.gate!r}, routing={routing!r}, "
             f"backends={self.backends})"
         )
+
+
+def _is_clearly_more(one: float, other: float) -> bool:
+    """Whether a count is so much higher than another that it is not by chance: by four standard deviations of their
+    difference. The extremes of a hundred experts that are asked for alike come near that."""
+    return one > other and (one - other) ** 2 > 16 * (one + other)
 
 
 def _lent(library: Library, numbers: tuple[Any, str]) -> tuple[Any, str]:

@@ -13,7 +13,7 @@ would with its weights expanded, up to the rounding of sums. There are no gradie
 """
 
 from hammerhead.transformers._experts import register_experts
-from hammerhead.transformers._modules import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp, check_host, place_hottest
+from hammerhead.transformers._modules import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp, check_host, heat, place_hottest
 from hammerhead.transformers._quantizer import NvFp4Config, NvFp4Quantizer
 from hammerhead.transformers._register import register_quantizers
 from hammerhead.transformers._steps import replay_steps
@@ -26,6 +26,7 @@ __all__ = [
     "NvFp4Mlp",
     "NvFp4Quantizer",
     "check_host",
+    "heat",
     "place_hottest",
     "replay_steps",
 ]

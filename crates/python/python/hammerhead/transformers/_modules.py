@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,15 +94,27 @@ def layers_in_two_places(model: torch.nn.Module) -> dict[str, Experts]:
     return {name: layer for name, layer in named if layer.resident is not None}
 
 
-def place_hottest(model: torch.nn.Module, *, most: int | None = None) -> int:
-    """Moves experts that were asked for most to the GPU, ``most`` of each layer at most, where a budget left some to
-    the processor. Other calls may be under way: the moves are queued in torch's current stream. Says how many moved."""
-    moved = 0
-    for layer in layers_in_two_places(model).values():
+def place_hottest(
+    model: torch.nn.Module, *, most: int | None = None, heat: Mapping[str, Sequence[float]] | None = None
+) -> int:
+    """Moves experts that were asked for clearly more often than others to the GPU in their place, ``most`` of each
+    layer at most, where a budget left some to the processor. ``heat`` is what :func:`heat` said in an earlier run, in
+    place of what was counted so far. Other calls may be under way: the moves are queued in torch's current stream. Says
+    how many moved."""
+    moved, layers = 0, layers_in_two_places(model)
+    for name, layer in layers.items():
+        own = None if heat is None else heat.get(name)
+        at = {}
         if layer.resident:
-            number = torch.cuda.current_device()
-            moved += len(layer.place_hottest(most=most, device=number, stream=torch.cuda.current_stream().cuda_stream))
+            at = {"device": torch.cuda.current_device(), "stream": torch.cuda.current_stream().cuda_stream}
+        moved += len(layer.place_hottest(most=most, heat=own, **at))
     return moved
+
+
+def heat(model: torch.nn.Module) -> dict[str, list[float]]:
+    """How often experts were asked for, as :func:`place_hottest` counts it, by the names of the modules whose experts
+    lie in two places: plain numbers, which JSON keeps for a later run."""
+    return {name: layer.heat or [] for name, layer in layers_in_two_places(model).items()}
 
 
 def check_host(model: torch.nn.Module) -> None:
