@@ -149,8 +149,8 @@ impl HostExperts {
         self.experts.away().map(|away| away.asked()).transpose()
     }
 
-    /// What went wrong on the host in earlier calls, once, where experts lie in two places. Calls that are queued say it
-    /// themselves; graphs that are launched again do not.
+    /// What went wrong on the host in earlier calls, once, where experts lie in two places. Calls that are queued say
+    /// it themselves; graphs that are launched again do not.
     pub fn check_host(&self) -> Result<()> {
         self.experts.away().map_or(Ok(()), |away| away.take_failure())
     }

@@ -466,7 +466,7 @@ impl Experts {
     }
 
     /// What went wrong in the processor's part of earlier calls, once, where a device has the other: their results are
-    /// NaN. The next call that is queued is refused with it; who launches graphs again makes no such call, and asks here.
+    /// NaN. The next call that is queued is refused with it; who launches graphs again queues none, and asks here.
     pub fn check_host(&self) -> Result<()> {
         self.products.on_device().map_or(Ok(()), HostExperts::check_host)
     }
