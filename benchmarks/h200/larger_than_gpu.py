@@ -222,19 +222,21 @@ def compare(name, layers, options, record, save):
             f"one token in a layer with all experts on the host: {once * 1e6:.0f} us, which reads {model.top_k * model.expert_bytes / once / 1e9:.0f} GB/s "
             f"of the {reads / 1e9:.0f} that its memory gives"
         )
-        first = " ".join(f"{f'{prompt} tokens ms':>13} {'asleep':>7}" for prompt in prompts)
+        first = " ".join(f"{f'{prompt} tokens ms':>13} {'asleep':>7} {'predicted':>9}" for prompt in prompts)
         print(f"{'on GPU':>7} {first} {'queued ms':>9} {'step ms':>8} {'predicted':>9} {'tokens/s':>9} {'GPU GB':>7} {'host GB':>8} {'load s':>7}", flush=True)
         rows = []
         for part, way in [(part, way) for part in parts for way in ways_of(part)]:
             # An expert takes a little more when it is packed for a GPU.
             gpu_budget = model.beside_bytes + int(whole * part * 1.01)
-            expected = budget.predict(model, machine, gpu_budget, whole_layers=way == "whole layers")
+            placed = {"whole_layers": way == "whole layers"}
+            expected = budget.predict(model, machine, gpu_budget, **placed)
             found = apart(generate, folder, gpu_budget, way, prompts, options.tokens)
             if not rows:
                 machine = replace(machine, rest=max(0.0, found["step seconds"] - expected.seconds) / model.layers)
                 expected = budget.predict(model, machine, gpu_budget)
-            rows.append({**found, "way": way, "predicted seconds": expected.seconds})
-            first = " ".join(f"{found['first token seconds'][prompt] * 1e3:13.1f} {found['asleep'][prompt] * 1e3:7.1f}" for prompt in prompts)
+            said = {n: budget.predict(model, machine, gpu_budget, tokens=n, stream=way == "streamed", **placed).seconds for n in prompts}
+            rows.append({**found, "way": way, "predicted seconds": expected.seconds, "predicted first token seconds": said})
+            first = " ".join(f"{found['first token seconds'][n] * 1e3:13.1f} {found['asleep'][n] * 1e3:7.1f} {said[n] * 1e3:9.1f}" for n in prompts)
             print(
                 f"{found['resident']:7.0%} {first} {found['queued step seconds'] * 1e3:9.2f} {found['step seconds'] * 1e3:8.2f} {expected.seconds * 1e3:9.2f} "
                 f"{found['tokens/s']:9.1f} {found['GPU bytes'] / 1e9:7.1f} {found['host bytes'] / 1e9:8.1f} {found['load seconds']:7.1f}  {way}",
@@ -294,7 +296,7 @@ def main():
         name, _, layers = asked.partition(":")
         record[asked] = {}
         compare(name, int(layers or 2), options, record[asked], lambda: Path(options.result).write_text(json.dumps(record, indent=1) + "\n"))
-    print("done;", "; ".join(holders()) or "nobody else", "holds the output open", flush=True)
+    print("done; the output is held open by", "; ".join(holders()) or "nobody else", flush=True)
 
 
 if __name__ == "__main__":
