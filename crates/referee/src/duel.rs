@@ -172,14 +172,15 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
     };
     match referee.proceed(&mut sitting) {
         Ok(outcome) => sitting.outcome = outcome,
-        // A champion that fails is no win for the challenger.
-        Err(Halt::Fault(Side::Champion, fault)) => {
-            sitting.outcome = Outcome::Void { why: vec![format!("the champion failed: {fault}")] };
-        }
-        // Nor is somebody else's work on the same GPU the challenger's doing.
+        // Somebody else's work on the same GPU is nobody's doing here.
         Err(Halt::Fault(_, fault @ Fault::Tampering { .. })) if referee.course.has_neighbours() => {
             let why = format!("others compute on this GPU, so that nobody can say whose doing it is: {fault}");
             sitting.outcome = Outcome::Void { why: vec![why] };
+        }
+        // A champion that fails beside a challenger is no win for that, which may have made it fail. Until the plant is
+        // found it is alone, and then it is its own doing.
+        Err(Halt::Fault(Side::Champion, fault)) if sitting.plant.is_some() => {
+            sitting.outcome = Outcome::Void { why: vec![format!("the champion failed: {fault}")] };
         }
         Err(Halt::Fault(side, fault)) => sitting.outcome = Outcome::Faulted { side, fault },
         Err(Halt::Error(error)) => return Err(error),

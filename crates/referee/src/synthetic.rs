@@ -6,6 +6,7 @@
 
 use fastrand::Rng;
 
+use crate::contestant::{Fault, Stage};
 use crate::duel::{Course, Floor, Halt};
 use crate::record::{CourseReport, Pairing, Side};
 use crate::samples::Take;
@@ -38,6 +39,8 @@ pub struct World {
     pub slowing: f64,
     /// What the fence costs as a log-ratio, where the challenger is a stranger. It is in the truth of a duel already.
     pub fence: Option<f64>,
+    /// The pairing in which the champion's process ends.
+    pub champion_ends: Option<Pairing>,
 }
 
 impl World {
@@ -56,6 +59,7 @@ impl World {
             provokes: false,
             slowing: 0.0,
             fence: None,
+            champion_ends: None,
         }
     }
 }
@@ -162,6 +166,10 @@ impl Course for SyntheticCourse {
     }
 
     fn sample(&mut self, side: Side, _temperature: Temperature) -> Result<Take, Halt> {
+        if self.world.champion_ends == Some(self.pairing) {
+            let fault = Fault::Crash { stage: Stage::Run, status: "signal 6".to_owned(), words: String::new() };
+            return Err(Halt::Fault(Side::Champion, fault));
+        }
         let (index, truth) = match side {
             Side::Champion if self.pairing == Pairing::Duel => (0, self.world.slowing),
             Side::Champion => (0, 0.0),

@@ -5,7 +5,7 @@
 
 use referee::calibration::{Characteristics, characteristics};
 use referee::synthetic::{Neighbours, SyntheticCourse, World};
-use referee::{Outcome, RefereeSettings, Sitting, Terms, Timing, sit};
+use referee::{Outcome, Pairing, RefereeSettings, Side, Sitting, Terms, Timing, sit};
 
 const SITTINGS: usize = 60;
 
@@ -137,15 +137,35 @@ fn a_measurement_does_not_end_precisely_while_a_shape_is_unsettled() {
 }
 
 #[test]
+fn a_champion_that_fails_beside_itself_is_to_blame_and_beside_a_challenger_nobody_is() {
+    for (pairing, blamed) in
+        [(Pairing::Control, true), (Pairing::Plant, true), (Pairing::Fence, false), (Pairing::Duel, false)]
+    {
+        let world = World { champion_ends: Some(pairing), fence: Some(0.0), ..World::quiet(2, 0.0) };
+        let held = sitting(&world, &Terms::default(), 5);
+        let alone = matches!(held.outcome, Outcome::Faulted { side: Side::Champion, .. });
+        assert_eq!(
+            (alone, matches!(held.outcome, Outcome::Void { .. })),
+            (blamed, !blamed),
+            "{pairing}: {:?}",
+            held.outcome
+        );
+    }
+}
+
+#[test]
 fn a_referee_that_misses_the_planted_slowdown_is_void() {
     assert_eq!(judge(|w| w.plant = 0.0).void, 1.0);
     // A plant that shows at twice its size is as suspicious as one that does not show.
     assert!(judge(|w| w.plant = 2.0).void > 0.95);
 }
 
+fn sitting(world: &World, terms: &Terms, seed: u64) -> Sitting {
+    sit(&mut SyntheticCourse::new(world.clone(), seed), &settings(), terms, 1000 + seed).unwrap()
+}
+
 fn sittings(world: &World, terms: &Terms, count: u64) -> Vec<Sitting> {
-    let held = |seed| sit(&mut SyntheticCourse::new(world.clone(), seed), &settings(), terms, 1000 + seed).unwrap();
-    (0..count).map(held).collect()
+    (0..count).map(|seed| sitting(world, terms, seed)).collect()
 }
 
 #[test]

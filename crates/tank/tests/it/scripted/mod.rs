@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use referee::contestant::{Fault, Stage};
+use referee::synthetic::{SyntheticCourse, World};
 use referee::{
     Control, Correctness, CourseReport, Measurement, Outcome, Pairing, Precision, ShapeResult, Side, Sitting, Speedup,
     Stop, Summary, Terms, Wrong,
@@ -169,6 +170,11 @@ impl Referee for Scripted {
         if matches!(fate, Fate::Unanswered) {
             return Err(tank::Error::Cluster { problem: "no machine answers".into() });
         }
+        if matches!(fate, Fate::ChampionFails) {
+            // What becomes of it is the referee's own to say.
+            let world = World { champion_ends: Some(Pairing::Control), ..World::quiet(self.problems.len(), 0.0) };
+            return Ok(referee::sit(&mut SyntheticCourse::new(world, seed), &settings, terms, seed)?);
+        }
         let speed = |speed: f64| {
             let margin = terms.least_gain.unwrap_or(0.0).max(settings.timing.least_margin);
             match speed {
@@ -197,13 +203,8 @@ impl Referee for Scripted {
                 let fault = Fault::Crash { stage: Stage::Run, status: "signal 11".into(), words: String::new() };
                 Outcome::Faulted { side: Side::Challenger, fault }
             }
-            Fate::ChampionFails => {
-                let fault = Fault::Crash { stage: Stage::Run, status: "signal 6".into(), words: String::new() };
-                Outcome::Faulted { side: Side::Champion, fault }
-            }
             _ => Outcome::Inconclusive { why: "the interval is too wide".into() },
         };
-        let controlled = !matches!(outcome, Outcome::Faulted { side: Side::Champion, .. });
         // As the referee does: what seems faster, on the whole or in part, is measured again.
         let promising = speedups.iter().any(|speedup| *speedup > 1.014)
             && !matches!(outcome, Outcome::Void { .. } | Outcome::Faulted { .. });
@@ -213,8 +214,8 @@ impl Referee for Scripted {
             champion: champion.name.to_owned(),
             challenger: challenger.name.to_owned(),
             course: CourseReport::default(),
-            control: controlled.then(|| control(Pairing::Control, &one, true)),
-            plant: controlled.then(|| control(Pairing::Plant, &vec![1.0 / 1.05; one.len()], true)),
+            control: Some(control(Pairing::Control, &one, true)),
+            plant: Some(control(Pairing::Plant, &vec![1.0 / 1.05; one.len()], true)),
             margin: settings.timing.least_margin,
             first: timed(Pairing::Duel),
             second: if promising { timed(Pairing::Duel) } else { None },
