@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::contestant::{About, Contestant, Guard, Job, Readiness, Session, Tensors};
     use crate::doubling::{Doubler, task};
-    use crate::{Clock, Course, Halt, Outcome, Pairing, Pool, RefereeSettings, Temperature};
+    use crate::{Clock, Course, CourseReport, Halt, Outcome, Pairing, Pool, RefereeSettings, Temperature};
 
     /// A clock that moves by a second with every look at it.
     #[derive(Default)]
@@ -314,8 +314,8 @@ mod tests {
     }
 
     /// A pair of samples of two programs on a machine with a GPU, each with what its latch takes if it queues, where a
-    /// kernel that does nothing takes 0.3 ms; and what is known of the GPU if its clock decided.
-    fn programs(latches: [Option<f64>; 2], outside: f64, copy: f64) -> Result<([f64; 2], Option<DeviceReport>), Halt> {
+    /// kernel that does nothing takes 0.3 ms; and the conditions: what is known of the GPU if its clock decided.
+    fn programs(latches: [Option<f64>; 2], outside: f64, copy: f64) -> Result<([f64; 2], CourseReport), Halt> {
         let [champion, challenger] = &latches.map(|latch| {
             let contestant = Doubler::named(&format!("{latch:?}"));
             AsIfOnDevice { latch, contestant, copy, ..contestant_of(1e-3, outside) }
@@ -335,19 +335,20 @@ mod tests {
             pool.sample(Side::Challenger, Temperature::Warm)?.seconds,
         ];
         pool.leave()?;
-        Ok((samples, pool.report().device))
+        Ok((samples, pool.report()))
     }
 
     #[test]
     fn programs_that_queue_are_timed_by_the_device_less_what_a_kernel_takes_that_does_nothing() {
-        let ([champion, challenger], device) = programs([Some(3e-4), Some(5e-4)], 0.0, 0.0).unwrap();
+        let ([champion, challenger], report) = programs([Some(3e-4), Some(5e-4)], 0.0, 0.0).unwrap();
         let jobs = 20.0;
         assert!((champion - 1e-3).abs() < 1e-9, "{champion}");
         assert!(
             (challenger - 1e-3 - 2e-4 / jobs).abs() < 1e-9,
             "{challenger}: who makes its own latch slow pays for it"
         );
-        let told = device.unwrap();
+        assert!(report.remarks.is_empty(), "{:?}", report.remarks);
+        let told = report.device.unwrap();
         assert_eq!(told.blank_seconds, Some(3e-4));
         assert!(told.to_string().contains("less the 300.0 µs of one that does nothing"), "{told}");
         // So much around a run is not the device's own doing.
@@ -396,8 +397,10 @@ mod tests {
     #[test]
     fn where_one_of_them_does_not_queue_both_are_timed_by_the_host() {
         for latches in [[None, Some(3e-4)], [Some(3e-4), None]] {
-            let ([champion, challenger], device) = programs(latches, 0.0, 0.0).unwrap();
-            assert!(device.is_none() && champion == challenger && champion > 1e-3, "{champion} {challenger}");
+            let ([champion, challenger], report) = programs(latches, 0.0, 0.0).unwrap();
+            assert!(report.device.is_none() && champion == challenger && champion > 1e-3, "{champion} {challenger}");
+            let blamed = "the host's clock times both: None does not queue its runs";
+            assert!(matches!(&report.remarks[..], [remark] if remark.starts_with(blamed)), "{:?}", report.remarks);
         }
     }
 

@@ -297,9 +297,9 @@ impl<'a> Pool<'a> {
             None => SAMPLE_TRIPS * self.report.champion_round_trip.unwrap_or(0.0),
         };
         // Problems that move little are over soon, and a sample needs many of them.
-        let work = self.tasks[shape].work();
+        let moved = self.shapes[shape].as_ref().ok_or(Error::Samples)?.lot.job_bytes();
         let most = if self.device.is_some() { SAMPLE_BYTES_ON_DEVICE } else { SAMPLE_BYTES };
-        let most = ((most / (work.bytes - work.constant_bytes).max(1.0)) as usize).clamp(1, timing.sample_jobs);
+        let most = ((most / (moved as f64).max(1.0)) as usize).clamp(1, timing.sample_jobs);
         let least = timing.sample_seconds.max(0.5 * trips);
         let mut jobs = jobs_a_sample(fastest, resolution, timing.sample_ticks, least, most);
         if self.device.is_some() {
@@ -630,7 +630,15 @@ impl<'a> Pool<'a> {
                     let reason = "it queued its runs behind the latch before, and does not now".to_owned();
                     return Err(Halt::Fault(self_or_champion(self.pairing, side), Fault::Start { reason }));
                 }
-                (false, true) => sides[side.index()].by_the_host(),
+                (false, true) => {
+                    let other = if side == Side::Champion { Side::Challenger } else { Side::Champion };
+                    if self.pairing == Pairing::Duel && !sides[other.index()].queues() {
+                        let name = self.contestants[other.index()].about().name;
+                        let why = "does not queue its runs behind a latch on the GPU, and its rival does";
+                        self.report.remarks.push(format!("the host's clock times both: {name} {why}"));
+                    }
+                    sides[side.index()].by_the_host();
+                }
                 _ => {}
             }
         }

@@ -58,6 +58,13 @@ impl Lot {
         &self.constants
     }
 
+    /// Bytes of one input and one output.
+    pub(crate) fn job_bytes(&self) -> usize {
+        let outputs = self.task.outputs();
+        let outputs = outputs.iter().map(Spec::bytes);
+        self.pattern.tensors.iter().map(|tensor| tensor.bytes.len()).chain(outputs).sum()
+    }
+
     /// Places for inputs, which are as many as those for outputs or fewer.
     pub fn inputs(&self) -> usize {
         self.inputs
