@@ -90,6 +90,9 @@ events! {
     BaselineTaken {
         /// Its times, and what the machine could do.
         baseline: Baseline,
+        /// What that took, for the budget.
+        #[serde(default)]
+        seconds: f64,
     }
     /// A round began.
     RoundOpened {
@@ -230,6 +233,20 @@ events! {
         correctness: Option<Correctness>,
         /// Why nothing was, if the environment stood in the way.
         blocked: Option<String>,
+        /// What it took, for the budget.
+        #[serde(default)]
+        seconds: f64,
+    }
+    /// A sitting began. One that has no result was interrupted: it is known that there was one.
+    Seated {
+        /// The round.
+        round: String,
+        /// The pitch.
+        pitch: String,
+        /// The digest of its seed, which is told with the result: it was settled before, and nobody could prepare for it.
+        seed_digest: String,
+        /// How many sittings began before this one and have no result.
+        interrupted: usize,
     }
     /// A sitting was held.
     Sat {
@@ -241,6 +258,9 @@ events! {
         sitting: Option<Sitting>,
         /// Why there is none, if the environment stood in the way.
         blocked: Option<String>,
+        /// What it took, for the budget.
+        #[serde(default)]
+        seconds: f64,
     }
     /// An attempt was judged.
     Judged {

@@ -125,6 +125,10 @@ fn told(event: &Event) -> String {
             let passed = e.correctness.as_ref().is_some_and(|c| c.passed());
             format!("{} is {}", e.pitch, if passed { "right" } else { "not right" })
         }
+        Event::Seated(e) if e.interrupted > 0 => {
+            format!("{}, after {} that were interrupted and have no result", e.pitch, e.interrupted)
+        }
+        Event::Seated(e) => e.pitch.clone(),
         Event::Sat(e) => {
             let geomean = e.sitting.as_ref().and_then(|s| tank::verdict::published(s)).map(|s| s.geomean.to_string());
             format!("{} {}", e.pitch, geomean.unwrap_or_else(|| "no figure".to_owned()))

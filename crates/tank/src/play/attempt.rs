@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use referee::digits::hex;
 use referee::{Correctness, Outcome, Side, Sitting, Summary};
+use sha2::{Digest, Sha256};
 
 use super::round::Candidate;
 use super::{Champion, Choices, Coronation, Play};
 use crate::entry::Entry;
-use crate::event::{Begun, Buried, Chosen, Crowned, Dethroned, Examined, Judged, Phased, Sat, Voted};
+use crate::event::{Begun, Buried, Chosen, Crowned, Dethroned, Examined, Judged, Phased, Sat, Seated, Voted};
 use crate::evidence::resolve;
 use crate::ledger::Ledger;
 use crate::mortem::PostMortem;
@@ -230,15 +232,15 @@ impl Play<'_> {
             self.say(&format!("  {pitch}: checking that it is right"));
         }
         let seed = self.seed("examine")?;
-        let (referee, began, mut waited) = (&mut self.referee, Instant::now(), Duration::ZERO);
+        let (referee, began) = (&mut self.referee, Instant::now());
         let make = |_: &Ledger| {
             let examined = referee.examine(champion.swimmer(), challenger.swimmer(), seed);
-            waited = referee.waited();
+            let seconds = since(began, referee.waited());
             let (correctness, blocked) = split(examined)?;
-            Ok(Examined { round: round.to_owned(), pitch: pitch.clone(), correctness, blocked })
+            Ok(Examined { round: round.to_owned(), pitch: pitch.clone(), correctness, blocked, seconds })
         };
         let examined = self.journal.step(|e: &Examined| e.pitch == pitch, make)?;
-        self.taken += began.elapsed().saturating_sub(waited);
+        self.taken += examined.seconds;
         if let Some(blocked) = examined.blocked {
             return Ok(Tried::without_times(Judgement::because(Verdict::Blocked, blocked)));
         }
@@ -282,7 +284,7 @@ impl Play<'_> {
         let (pitch, champion, settings) = (challenger.name.clone(), self.champion.clone(), &self.season.settings);
         let mut terms = verdict::terms(deal, settings);
         let mut judgement = Judgement::because(Verdict::Void, "no sitting was held");
-        let mut failures = Vec::new();
+        let (mut failures, mut interrupted) = (Vec::new(), 0);
         for attempt in 0..=settings.void_retries {
             terms.budget_seconds = self.budget_of_a_sitting();
             if self.journal.is_live() {
@@ -290,21 +292,25 @@ impl Play<'_> {
                 self.say(&format!("  {pitch}: timing it against {}{again}", champion.name));
             }
             let seed = self.seed("sit")?;
-            let (referee, began, mut waited) = (&mut self.referee, Instant::now(), Duration::ZERO);
+            interrupted += self.seat(round, &pitch, seed)?;
+            let (referee, began) = (&mut self.referee, Instant::now());
             let make = |_: &Ledger| {
                 let found = referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed);
-                waited = referee.waited();
+                let seconds = since(began, referee.waited());
                 let (sitting, blocked) = split(found)?;
-                Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked })
+                Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked, seconds })
             };
             let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
-            self.taken += began.elapsed().saturating_sub(waited);
+            self.taken += sat.seconds;
             if let Some(blocked) = sat.blocked {
                 return Ok(Timed::Judged(Judgement::because(Verdict::Blocked, blocked), None));
             }
             let Some(sitting) = sat.sitting else { continue };
             failures.extend(fails_alone(&sitting));
             judgement = of_sitting(&sitting, deal, scratch_bytes, settings);
+            if interrupted > 0 {
+                judgement.reasons.push(format!("{interrupted} of its sittings were interrupted, and have no result"));
+            }
             if judgement.verdict != Verdict::Void {
                 // Only what was measured a second time is crowned, whoever takes its part.
                 let confirmed = sitting.second.as_ref().map(|m| m.at(sitting.settings.timing.decides).clone());
@@ -320,11 +326,36 @@ impl Play<'_> {
         })
     }
 
+    /// Writes down that a sitting begins, so that nobody draws one again unseen whose course it dislikes. Says how many
+    /// began before it and have no result.
+    fn seat(&mut self, round: &str, pitch: &str, seed: u64) -> Result<usize> {
+        let mut begun: usize = 0;
+        loop {
+            let live = self.journal.is_live();
+            let seated = Seated {
+                round: round.to_owned(),
+                pitch: pitch.to_owned(),
+                seed_digest: hex(&Sha256::digest(seed.to_string())),
+                interrupted: begun,
+            };
+            if live && begun > 0 {
+                self.say(&format!("  {pitch}: a sitting was interrupted and has no result; that is written down"));
+            }
+            let written = self.journal.step_if(|s: &Seated| s.pitch == pitch, || Some(seated))?;
+            match written {
+                // Its result follows. Ledgers from before this was written down have nothing else.
+                None => return Ok(begun.saturating_sub(1)),
+                Some(_) if live => return Ok(begun),
+                Some(_) => begun += 1,
+            }
+        }
+    }
+
     /// What the next sitting may take: of what is left an equal part for each round that is still to come, and one for
     /// the title.
     fn budget_of_a_sitting(&self) -> Option<f64> {
         let budget = self.options.budget?.as_secs_f64();
-        let left = (budget - self.taken.as_secs_f64()).max(0.0);
+        let left = (budget - self.taken).max(0.0);
         Some(left / (self.rounds_left + 1) as f64)
     }
 
@@ -370,6 +401,11 @@ fn fails_alone(sitting: &Sitting) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// Seconds since a moment, less those in which nobody was at it.
+pub(super) fn since(began: Instant, waited: Duration) -> f64 {
+    began.elapsed().saturating_sub(waited).as_secs_f64()
 }
 
 /// What was found, or why the environment did not let anything be found. Where nobody answered, the season stops here,

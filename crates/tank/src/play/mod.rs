@@ -14,6 +14,7 @@ use hammerhead::machine::Machine;
 use referee::{Speedup, seeds};
 use sha2::{Digest, Sha256};
 
+use self::attempt::since;
 pub use self::choices::Choices;
 use self::journal::Journal;
 use crate::court::{Baseline, Referee, Swimmer};
@@ -136,7 +137,7 @@ pub fn play(
         baseline,
         failures: 0,
         crowned: Vec::new(),
-        taken: Duration::ZERO,
+        taken: 0.0,
         rounds_left: season.rounds.len(),
     };
     play.all()?;
@@ -175,8 +176,9 @@ struct Play<'a> {
     baseline: Baseline,
     failures: usize,
     crowned: Vec<Coronation>,
-    /// What baseline, examinations and sittings have taken so far, for the budget.
-    taken: Duration,
+    /// Seconds that baseline, examinations and sittings have taken so far, for the budget: those of the ledger among
+    /// them.
+    taken: f64,
     /// Rounds that are still to be played, this one among them.
     rounds_left: usize,
 }
@@ -209,7 +211,7 @@ impl Play<'_> {
     /// Whether there is no time left for a round, where the budget is to end the season.
     fn is_spent(&mut self, round: &str) -> Result<bool> {
         let budget = self.options.budget.filter(|_| self.options.stops_at_budget);
-        let over = budget.is_some_and(|budget| self.taken >= budget);
+        let over = budget.is_some_and(|budget| self.taken >= budget.as_secs_f64());
         let spent =
             self.journal.step_if(|s: &Spent| s.round == round, || over.then(|| Spent { round: round.to_owned() }))?;
         if spent.is_some() {
@@ -238,11 +240,14 @@ impl Play<'_> {
         if self.journal.is_live() {
             self.watch.say("timing the baseline and the machine's ceilings");
         }
-        let (referee, champion) = (&mut self.referee, &self.champion);
-        let make = |_: &Ledger| Ok(BaselineTaken { baseline: referee.baseline(champion.swimmer(), seed)? });
-        let began = Instant::now();
-        self.baseline = self.journal.step(|_| true, make)?.baseline;
-        self.taken += began.elapsed();
+        let (referee, champion, began) = (&mut self.referee, &self.champion, Instant::now());
+        let make = |_: &Ledger| {
+            let baseline = referee.baseline(champion.swimmer(), seed)?;
+            Ok(BaselineTaken { baseline, seconds: since(began, Duration::ZERO) })
+        };
+        let BaselineTaken { baseline, seconds } = self.journal.step(|_| true, make)?;
+        self.baseline = baseline;
+        self.taken += seconds;
         if let Some(wrong) = &self.baseline.wrong {
             let name = &self.champion.name;
             self.watch.say(&format!("{name} is wrong: {wrong}; nothing is timed until somebody is right"));

@@ -3,13 +3,16 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::time::Duration;
 
 use crate::scripted::{Fate, Heard, Scripted, champion, pitch, played, season, two, verdicts};
 use tank::Error;
 use tank::event::Event;
-use tank::ledger::{self, Ledger};
+use tank::ledger::{self, Ledger, Record};
 use tank::play::{Options, play};
+use tank::report::Report;
 use tank::season::Season;
+use tank::verdict::Verdict;
 
 const FATES: [(&str, Fate); 4] =
     [("first", Fate::Wrong), ("second", Fate::Void(1, 1.3)), ("third", Fate::Speed(1.2)), ("fourth", Fate::Speed(1.2))];
@@ -28,8 +31,23 @@ fn options(folder: &Path) -> Options {
 
 /// Events without what differs from run to run.
 fn told(path: &Path) -> Vec<String> {
+    let told = |record: &Record| {
+        let mut event = record.event.clone();
+        match &mut event {
+            Event::BaselineTaken(taken) => taken.seconds = 0.0,
+            Event::Examined(examined) => examined.seconds = 0.0,
+            Event::Sat(sat) => sat.seconds = 0.0,
+            _ => {}
+        }
+        format!("{} {}", record.season, serde_json::to_string(&event).unwrap())
+    };
+    ledger::read(path).unwrap().records.iter().map(told).collect()
+}
+
+/// The names of events, and what was judged.
+fn outline(path: &Path) -> (Vec<&'static str>, Vec<(String, Verdict)>) {
     let records = ledger::read(path).unwrap().records;
-    records.iter().map(|r| format!("{} {}", r.season, serde_json::to_string(&r.event).unwrap())).collect()
+    (records.iter().map(|record| record.event.name()).collect(), verdicts(&records))
 }
 
 #[test]
@@ -42,6 +60,7 @@ fn a_ledger_cut_after_any_event_is_completed_without_measuring_anything_twice() 
     let (expected, text) = (told(&path), fs::read_to_string(&path).unwrap());
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     assert!(lines.len() > 25, "a season long enough to be cut in many places");
+    let mut interruptions = 0;
     for cut in 0..=lines.len() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
@@ -55,11 +74,92 @@ fn a_ledger_cut_after_any_event_is_completed_without_measuring_anything_twice() 
             resumed.fates.insert("second".into(), Fate::Speed(1.3));
         }
         played(&season, &path, &mut resumed, &options(folder.path())).unwrap();
-        assert_eq!(told(&path), expected, "cut after {cut} lines");
+        if cut > 0 && lines[cut - 1].contains("\"kind\":\"seated\"") {
+            // It had begun, and somebody may have disliked how it went: that stays visible.
+            let (mut names, judged) = outline(&whole.path().join("ledger.jsonl"));
+            names.insert(cut, "Seated");
+            assert_eq!(outline(&path), (names, judged), "cut after {cut} lines");
+            let reasons = ledger::read(&path).unwrap().records.into_iter().skip(cut).find_map(|r| match r.event {
+                Event::Judged(judged) => Some(judged.judgement.reasons),
+                _ => None,
+            });
+            let reasons = reasons.unwrap();
+            assert!(reasons.iter().any(|why| why.starts_with("1 of its sittings were interrupted")), "{reasons:?}");
+            interruptions += 1;
+        } else {
+            assert_eq!(told(&path), expected, "cut after {cut} lines");
+        }
         assert_eq!(resumed.asked.len() + done, referee.asked.len(), "cut after {cut} lines: nothing is measured twice");
         let tuned = fs::read_dir(folder.path().join("tuning")).map_or(0, |files| files.flatten().count());
         assert!(tuned > 0, "cut after {cut} lines: the champion is in the tuning cache");
     }
+    assert_eq!(interruptions, expected.iter().filter(|event| event.contains("\"kind\":\"sat\"")).count());
+}
+
+#[test]
+fn a_sitting_that_is_killed_again_and_again_is_counted_each_time() {
+    let season = two_rounds();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.jsonl");
+    // Baseline and two examinations; then the player dies in the same sitting, three times.
+    for survives in [3, 0, 0] {
+        let mut referee = Scripted { dies_after: Some(survives), ..Scripted::new(&season, &FATES) };
+        let died = catch_unwind(AssertUnwindSafe(|| played(&season, &path, &mut referee, &options(folder.path()))));
+        assert!(died.is_err());
+    }
+    played(&season, &path, &mut Scripted::new(&season, &FATES), &options(folder.path())).unwrap();
+    let reward = |pitch: &str| {
+        let records = ledger::read(&path).unwrap().records;
+        Report::new(&records, None).unwrap().rewards().into_iter().find(|reward| reward.pitch == pitch).unwrap()
+    };
+    assert!(reward("second").why.iter().any(|why| why.starts_with("3 of its sittings")), "{:?}", reward("second").why);
+    assert!(!reward("third").why.iter().any(|why| why.contains("interrupted")), "{:?}", reward("third").why);
+}
+
+#[test]
+fn a_season_from_before_sittings_were_announced_goes_on() {
+    let season = two_rounds();
+    let folder = tempfile::tempdir().unwrap();
+    let [path, older] = ["ledger.jsonl", "older.jsonl"].map(|name| folder.path().join(name));
+    played(&season, &path, &mut Scripted::new(&season, &FATES), &options(folder.path())).unwrap();
+    let mut ledger = Ledger::open(&older).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    for record in records.iter().filter(|record| !matches!(record.event, Event::Seated(_))) {
+        ledger.append(record.season, record.event.clone()).unwrap();
+    }
+    drop(ledger);
+    let mut referee = Scripted::new(&season, &FATES);
+    assert!(played(&season, &older, &mut referee, &options(folder.path())).unwrap().finished_before);
+    assert_eq!(referee.asked.len(), 0);
+}
+
+#[test]
+fn what_was_spent_before_a_season_stopped_counts_when_it_goes_on() {
+    let season = two_rounds();
+    let spent = |seconds: f64| {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, resumed] = ["ledger.jsonl", "resumed.jsonl"].map(|name| folder.path().join(name));
+        played(&season, &path, &mut Scripted::new(&season, &FATES), &options(folder.path())).unwrap();
+        let mut ledger = Ledger::open(&resumed).unwrap();
+        for record in ledger::read(&path).unwrap().records {
+            let mut event = record.event;
+            if let Event::Sat(sat) = &mut event {
+                sat.seconds = seconds;
+            }
+            let last = matches!(event, Event::RoundClosed(_));
+            ledger.append(record.season, event).unwrap();
+            if last {
+                break;
+            }
+        }
+        drop(ledger);
+        let budget = Some(Duration::from_secs(1000));
+        let options = Options { budget, stops_at_budget: true, ..options(folder.path()) };
+        played(&season, &resumed, &mut Scripted::new(&season, &FATES), &options).unwrap();
+        ledger::read(&resumed).unwrap().records.iter().any(|record| matches!(record.event, Event::Spent(_)))
+    };
+    // Two sittings were held in the first round.
+    assert_eq!((spent(499.0), spent(501.0)), (false, true));
 }
 
 #[test]
