@@ -168,6 +168,13 @@ fn a_season_is_played_killed_gone_on_with_reported_and_found_tampered_with() {
 
     let again = output(folder, &play);
     assert!(stderr(&again).contains("this season is finished"), "{}", stderr(&again));
+    let rewards: Value = serde_json::from_str(&succeed(folder, &[&play[..], &["--json"]].concat())).unwrap();
+    for paid in rewards.as_array().unwrap() {
+        let (reward, won) = (paid["reward"].as_f64().unwrap(), paid["verdict"] == "SUCCESS");
+        let low = paid["speedup"]["low"].as_f64().filter(|_| won);
+        assert!((reward - low.map_or(0.0, f64::ln).max(0.0)).abs() < 1e-12, "{paid}");
+    }
+    assert_eq!(rewards.as_array().unwrap().len(), 2, "a reward for every pitch: {rewards}");
     assert_eq!(fs::read_to_string(folder.join("l.jsonl")).unwrap(), after);
 
     let page = fs::read_to_string(folder.join("report.html")).unwrap();

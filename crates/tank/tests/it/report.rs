@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use crate::scripted::{Fate, claiming, pitch, records, season, two};
+use referee::Speedup;
 use tank::board::boards;
 use tank::ledger::Record;
 use tank::replay::first_season;
 use tank::report::{Report, html, markdown, replay};
+use tank::verdict::Verdict;
 
 /// Leaves a page where the browser check of the CI looks for it.
 pub fn keep(name: &str, page: &str) {
@@ -28,6 +30,53 @@ fn told() -> Vec<Record> {
         ("fourth", Fate::Wrong),
     ];
     records(&season, &fates)
+}
+
+#[test]
+fn rewards_grow_with_what_is_known_to_be_gained_and_pay_for_nothing_else() {
+    let mut report = Report::new(&told(), None).unwrap();
+    let won = report.attempts.iter().position(|attempt| attempt.verdict == Verdict::Success).unwrap();
+    let name = report.attempts[won].pitch.clone();
+    let earned = |report: &Report| report.rewards().into_iter().find(|reward| reward.pitch == name).unwrap().reward;
+    let mut at = |low: f64, high: f64| {
+        report.attempts[won].measured = Some(Speedup { estimate: (low * high).sqrt(), low, high });
+        earned(&report)
+    };
+    // The same estimate, known better and better; and a gain that grows.
+    let known = [(1.0, 1.44), (1.1, 1.309), (1.2, 1.2), (1.3, 1.31), (2.0, 9.0)].map(|(low, high)| at(low, high));
+    assert!(known.windows(2).all(|pair| pair[0] < pair[1]) && known[0] == 0.0, "{known:?}");
+    assert_eq!((at(2.0, 9.0), at(0.9, 9.0)), (2f64.ln(), 0.0), "never below zero");
+    at(1.5, 1.6);
+    for verdict in [Verdict::Failure, Verdict::Partial, Verdict::Void, Verdict::Inconclusive, Verdict::Blocked] {
+        report.attempts[won].verdict = verdict;
+        assert_eq!(earned(&report), 0.0, "{verdict}");
+    }
+    report.attempts[won].verdict = Verdict::Success;
+    report.foretold = Some("B200".to_owned());
+    assert_eq!(earned(&report), 0.0, "what is only predicted");
+}
+
+#[test]
+fn each_fate_is_paid_as_its_verdict_says_and_pitches_that_were_not_built_are_told_why() {
+    let season = season(&[("one", two())]);
+    for (fate, verdict, pays) in [
+        (Fate::Speed(1.3), Verdict::Success, true),
+        (Fate::Speed(0.8), Verdict::Failure, false),
+        (Fate::Wrong, Verdict::Failure, false),
+        (Fate::Crash, Verdict::Failure, false),
+        (Fate::Mixed, Verdict::Partial, false),
+        (Fate::Unknown, Verdict::Inconclusive, false),
+        (Fate::Void(9, 1.5), Verdict::Void, false),
+        (Fate::Blocked, Verdict::Blocked, false),
+    ] {
+        let rewards = Report::new(&records(&season, &[("first", fate.clone())]), None).unwrap().rewards();
+        let first = rewards.iter().find(|reward| reward.pitch == "first").unwrap();
+        assert_eq!((first.verdict, first.reward > 0.0), (Some(verdict), pays), "{fate:?}: {first:?}");
+        assert!(!first.why.is_empty() && rewards.iter().all(|reward| reward.reward >= 0.0), "{fate:?}");
+    }
+    let unbuilt = Report::new(&records(&season, &[("first", Fate::Speed(1.3))]), None).unwrap().rewards();
+    let second = unbuilt.iter().find(|reward| reward.pitch == "second").unwrap();
+    assert!(second.verdict.is_none() && second.reward == 0.0 && second.why[0].starts_with("not built"), "{second:?}");
 }
 
 #[test]
