@@ -64,7 +64,8 @@ def serve_operation(generate, reference, judge=None, describe=None):
 
     generate(problem, numbers, lots, tensors) fills tensors with numbers of a kind; `lots` is a random.Random of its own.
     reference(problem, tensors, outputs) writes what should come out, in double precision.
-    judge(problem, tensors, outputs) gives what is wrong, or None, and the largest error as a part of what is allowed.
+    judge(problem, tensors, outputs) gives what is wrong, or None, and the largest error as a part of what is allowed; and, if it knows, the root of the mean square
+    of the errors, in any unit, and of how many elements.
     describe(problem) lists the tensors, where operation.toml does not: name, role, type and shape of each.
     """
     keep_channel()
@@ -98,9 +99,12 @@ def answered(asked, generate, reference, judge, describe):
     if asked["type"] == "reference":
         reference(problem, tensors, views(memory, asked["outputs"]))
         return {"type": "done"}
-    wrong, worst = judge(problem, tensors, views(memory, asked["outputs"]))
+    wrong, worst, *precision = judge(problem, tensors, views(memory, asked["outputs"]))
     # JSON has no word for what is no number.
-    return {"type": "verdict", "wrong": wrong, "worst": worst if math.isfinite(worst) else sys.float_info.max}
+    verdict = {"type": "verdict", "wrong": wrong, "worst": worst if math.isfinite(worst) else sys.float_info.max}
+    if precision and precision[0]:
+        verdict["rms"], verdict["compared"] = precision[0]
+    return verdict
 
 
 def serve_contestant(name, compute, prepare=None, deterministic=True):

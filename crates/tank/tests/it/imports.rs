@@ -2,6 +2,7 @@
 //! right and wrong. Where no interpreter has torch (`HAMMERHEAD_TORCH` may name one), only what needs none is tested,
 //! beside the sources.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,7 +14,22 @@ use tank::operations::folder::{Folder, FolderOperation};
 use tank::pitch::Pitch;
 
 /// An interpreter that has torch, and the folders that it reads.
+///
+/// Where none has, whoever runs the tests is told so beside the harness, which swallows what tests print; and
+/// `HAMMERHEAD_TORCH`, where it is set, has to have it.
 fn python() -> Option<(String, Vec<String>)> {
+    let found = with_torch();
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    if found.is_none() {
+        assert!(std::env::var_os("HAMMERHEAD_TORCH").is_none(), "HAMMERHEAD_TORCH names no interpreter that has torch");
+        let what =
+            format!("SKIPPED: {test} needs torch, and python3 has none; HAMMERHEAD_TORCH may name one that has\n");
+        std::io::stderr().write_all(what.as_bytes()).unwrap();
+    }
+    found
+}
+
+fn with_torch() -> Option<(String, Vec<String>)> {
     let named = std::env::var("HAMMERHEAD_TORCH").unwrap_or_else(|_| "python3".to_owned());
     let ask = "import sys, os, torch; print(sys.executable); print(sys.prefix); print(sys.base_prefix); print(os.path.dirname(os.path.dirname(torch.__file__)))";
     let output = Command::new(named).args(["-c", ask]).output().ok().filter(|output| output.status.success())?;
@@ -68,9 +84,15 @@ fn a_definition_with_workloads_is_held_to_its_own_tolerances() {
 fn a_module_is_compared_with_one_that_has_its_weights() {
     let of = |name: &str| problems("modules").join(name);
     let found = Imported::read(&of("gated.py"), None).unwrap();
-    let found = examined(found, &[of("submission_right.py"), of("submission_wrong.py")]);
+    let submissions = ["submission_right.py", "submission_wrong.py", "submission_rounded.py"].map(of);
+    let found = examined(found, &submissions);
     if !found.is_empty() {
-        assert_eq!(right(&found), [("submission_right", true), ("submission_wrong", false)]);
+        let expected = [("submission_right", true), ("submission_wrong", false), ("submission_rounded", false)];
+        assert_eq!(right(&found), expected);
+        // Within the tolerance, and it is the digits that it lacks.
+        let rounded = &found[2].1;
+        assert!(rounded.wrong[0].what.contains("precision was traded for speed"), "{:?}", rounded.wrong);
+        assert!(rounded.champion_precision.is_some_and(|champion| champion.rms > 0.0), "{rounded:?}");
     }
 }
 
@@ -85,6 +107,15 @@ fn a_baseline_gets_copies_only_if_it_writes_to_its_data() {
         let said = Command::new(&python).args(["-c", ask]).current_dir(folder.path()).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), copies, "{of}: {said:?}");
     }
+}
+
+#[test]
+fn a_reference_that_draws_random_numbers_is_told_so_before_anyone_is_examined() {
+    let Some((python, readable)) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    Imported::read(&problems("modules/dropout.py"), None).unwrap().write(folder.path(), &python, &readable).unwrap();
+    let error = FolderOperation::new(&Folder::read(folder.path()).unwrap()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("it draws random numbers, as dropout in training does"), "{error}");
 }
 
 #[test]

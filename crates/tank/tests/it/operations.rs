@@ -330,6 +330,21 @@ fn refused(change: (&str, &str)) -> String {
 }
 
 #[test]
+fn what_a_problem_says_that_it_takes_is_what_nobody_can_be_faster_than() {
+    let copied = copy("softmax");
+    let path = copied.path().join("operation.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let work = |text: &str| {
+        fs::write(&path, text).unwrap();
+        let operation = FolderOperation::new(&Folder::read(copied.path()).unwrap()).unwrap();
+        operation.problems()[0].work()
+    };
+    let (plain, told) = (work(&text), work(&text.replacen("why = ", "flops = 5e6\nbytes = 7e5\nwhy = ", 1)));
+    assert_eq!((plain.flops, told.flops, told.bytes), (None, Some(5e6), 7e5));
+    assert_eq!(plain.constant_bytes, told.constant_bytes);
+}
+
+#[test]
 fn what_is_missing_in_a_description_is_told_with_its_line() {
     for (change, parts) in [
         (("columns = [1, 300]", ""), ["operation.toml, line", "columns"]),
@@ -338,6 +353,7 @@ fn what_is_missing_in_a_description_is_told_with_its_line() {
         (("shape = [\"rows\", \"columns\"]", "shape = [\"lines\"]"), ["operation.toml, line", "lines"]),
         (("rows = [1, 20]", "rows = [20, 1]"), ["operation.toml, line", "from 20 to 1"]),
         (("name = \"softmax\"", "name = \"\""), ["operation.toml, line", "a name is empty"]),
+        (("why = ", "flops = -1.0\nwhy = "), ["operation.toml, line", "-1 operations"]),
     ] {
         let error = refused(change);
         assert!(parts.iter().all(|part| error.contains(part)), "{change:?}: {error}");

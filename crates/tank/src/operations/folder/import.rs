@@ -12,10 +12,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::yaml::{self, Item};
 use super::{Given, Sizes};
@@ -26,12 +26,13 @@ use crate::{Error, Result, written};
 const BASELINE: &str = "baseline_submission.py";
 
 /// What every imported operation has beside the problem's own files.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     (BASELINE, include_str!("import/baseline_submission.py")),
     ("operation.py", include_str!("import/operation.py")),
     ("contestant.py", include_str!("import/contestant.py")),
     ("submitted.py", include_str!("import/submitted.py")),
     ("task_tensors.py", include_str!("import/task_tensors.py")),
+    ("precision.py", include_str!("import/precision.py")),
     ("task_on_gpu.py", include_str!("import/task_on_gpu.py")),
     ("lent.py", include_str!("../../../../../examples/operations/gpu-matmul/lent.py")),
     ("tank.py", include_str!("../../../../../examples/operations/softmax/tank.py")),
@@ -90,8 +91,26 @@ impl Imported {
         if found.benchmarks.is_empty() {
             found.benchmarks = std::mem::take(&mut found.tests);
         }
+        found.drop_repeated();
         found.files.extend(FILES.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec())));
         Ok(found)
+    }
+
+    /// Takes benchmarks out that are another's again but for the seed, which is the referee's: they would weigh twice.
+    fn drop_repeated(&mut self) {
+        let all = std::mem::take(&mut self.benchmarks);
+        let before = all.len();
+        for sizes in all {
+            if !self.benchmarks.contains(&sizes) {
+                self.benchmarks.push(sizes);
+            }
+        }
+        let repeated = before - self.benchmarks.len();
+        if repeated > 0 {
+            let what =
+                "of its benchmarks are another's again but for the seed, and are left out: seeds are the referee's";
+            self.remarks.push(format!("{repeated} {what}"));
+        }
     }
 
     /// GPU MODE's format.
@@ -128,6 +147,13 @@ impl Imported {
         };
         let about: Definition = serde_json::from_slice(&found.files[0].1)
             .map_err(|error| refuse(definition, error.line(), error.to_string()))?;
+        if let Some((tensor, kind)) = about.untyped() {
+            let problem = format!("{tensor} has the type {kind}, which torch has no numbers of");
+            let text = String::from_utf8_lossy(&found.files[0].1);
+            let line = text.lines().position(|line| line.contains(kind)).map_or(1, |before| before + 1);
+            let remedy = "write what it is stored in, two codes to a byte: uint8, and half the last size".to_owned();
+            return Err(Error::Written { path: folder.join(definition), line, problem, remedy });
+        }
         let text = String::from_utf8_lossy(&found.files[1].1).into_owned();
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         for (index, (line, text)) in lines.enumerate() {
@@ -201,7 +227,8 @@ impl Imported {
     }
 
     fn has(&self, name: &str) -> bool {
-        self.files.iter().any(|(known, _)| known == name)
+        let name = plain(name);
+        self.files.iter().any(|(known, _)| *known == name)
     }
 
     /// Takes a file of the problem's folder, or a Python file right beside that, under a name. Links count as what they
@@ -219,11 +246,12 @@ impl Imported {
         if !found.starts_with(&home) && !beside {
             return Err(refused("which lies outside of its folder"));
         }
-        let plain = Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
-        if !plain || name.is_empty() {
+        let name = plain(name);
+        let inside = Path::new(&name).components().all(|part| matches!(part, Component::Normal(_)));
+        if !inside || name.is_empty() {
             return Err(refused("and would be written outside of the operation's folder"));
         }
-        self.files.push((name.to_owned(), read(&found)?));
+        self.files.push((name, read(&found)?));
         Ok(())
     }
 
@@ -347,6 +375,22 @@ impl Task {
 #[derive(Deserialize)]
 struct Definition {
     name: String,
+    #[serde(default)]
+    inputs: BTreeMap<String, Value>,
+    #[serde(default)]
+    outputs: BTreeMap<String, Value>,
+}
+
+impl Definition {
+    /// A tensor of numbers of four bits, and what it calls them: torch has pairs of them alone.
+    fn untyped(&self) -> Option<(&str, &str)> {
+        let mut kinds = self
+            .inputs
+            .iter()
+            .chain(&self.outputs)
+            .filter_map(|(name, spec)| Some((name.as_str(), spec.get("dtype")?.as_str()?)));
+        kinds.find(|(_, kind)| kind.trim_start_matches("torch.").starts_with("float4") && !kind.ends_with("_x2"))
+    }
 }
 
 /// A line of workloads: a workload, or a trace that holds one.
@@ -393,6 +437,12 @@ impl Spec {
     }
 }
 
+/// A name without steps that lead nowhere: published workloads write `./blob/workloads/…`.
+fn plain(name: &str) -> String {
+    let parts = Path::new(name).components().filter(|part| *part != Component::CurDir);
+    parts.collect::<PathBuf>().to_string_lossy().into_owned()
+}
+
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
@@ -418,9 +468,9 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn is_module(path: &Path) -> bool {
     let text = fs::read_to_string(path).unwrap_or_default();
-    path.extension().is_some_and(|ending| ending == "py")
-        && text.contains("class Model(")
-        && text.contains("def get_inputs(")
+    let model =
+        text.lines().filter_map(|line| line.strip_prefix("class Model")).any(|rest| rest.trim_start().starts_with('('));
+    path.extension().is_some_and(|ending| ending == "py") && model && text.contains("def get_inputs(")
 }
 
 fn name_of(path: &Path) -> String {
@@ -442,11 +492,21 @@ fn file(item: &Value) -> Option<(String, String)> {
 /// A problem as an item writes it: `{"size": 127, "seed": 4242}`. The seed is the referee's.
 fn sizes(item: &Value) -> Result<Sizes, String> {
     let map = item.as_object().ok_or_else(|| format!("{item} is no problem"))?;
-    let given = |(name, value): (&String, &Value)| match Given::deserialize(value) {
+    let given = |(name, value): (&String, &Value)| match Given::deserialize(told(value)) {
         Ok(given) => Ok((name.clone(), given)),
-        Err(_) => Err(format!("{name} is {value}, which is no number, no word and no list of them")),
+        Err(_) => Err(format!("{name} is {value}, which cannot be told to a problem")),
     };
     map.iter().filter(|(name, _)| *name != "seed").map(given).collect()
+}
+
+/// A value as problems are told it: TOML has no word for nothing, and an empty mapping stands for it.
+fn told(value: &Value) -> Value {
+    match value {
+        Value::Null => Value::Object(Map::new()),
+        Value::Array(parts) => parts.iter().map(told).collect(),
+        Value::Object(parts) => parts.iter().map(|(name, part)| (name.clone(), told(part))).collect(),
+        other => other.clone(),
+    }
 }
 
 #[cfg(test)]
@@ -494,6 +554,53 @@ mod tests {
         let about: Description = toml::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
         assert_eq!((&about.problem[0].sizes, &about.edge[0].sizes), (&found.benchmarks[0], &found.tests[0]));
         assert_eq!(read("tests: [{\"n\": 1}, {\"n\": 2}]\n").unwrap().tests.len(), 2);
+    }
+
+    #[test]
+    fn lists_mappings_nothing_and_numbers_are_read_however_they_are_written() {
+        let text = "tests:\n  - {a: 1_000_000, b: 0x10, c: null, d: {m: 1, n: [2, 3]}, e: -0x1F, w: inf, s: \"a: b\"}\n\
+                    benchmarks:\n  - a: 1000000\n    b: 16\n    c:\n    d:\n      m: 1\n      n:\n        - 2\n        - 3\n\
+                    \x20   e: -31 # hex\n    w: inf\n    s: 'a: b'\n    seed: 3\n\
+                    \x20 -\n    a: 1_0\n    d:\n    - x: 1\n      y: ~\n    - [1,\n       2]\n    v: \"it's\"\nnext: 1\n";
+        let task = read(text).unwrap();
+        assert_eq!(task.tests[0], task.benchmarks[0]);
+        let told: Vec<String> = task.benchmarks.iter().map(|sizes| super::super::name_of("t", sizes)).collect();
+        let expected = [
+            "t a=1000000 b=16 c=nothing d={m=1,n=[2,3]} e=-31 s=a: b w=inf",
+            "t a=10 d=[{x=1,y=nothing},[1,2]] v=it's",
+        ];
+        assert_eq!(told, expected);
+        let found = Imported { name: "t".to_owned(), benchmarks: task.benchmarks, ..Imported::default() };
+        let text = found.description("python3", &[]);
+        let about: Description = toml::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
+        let sizes: Vec<&Sizes> = about.problem.iter().map(|problem| &problem.sizes).collect();
+        assert_eq!(sizes, found.benchmarks.iter().collect::<Vec<_>>(), "{text}");
+    }
+
+    #[test]
+    fn benchmarks_that_differ_in_their_seed_alone_are_one_problem() {
+        let task =
+            "benchmarks:\n  - {\"n\": 1, \"seed\": 1}\n  - {\"n\": 2, \"seed\": 1}\n  - {\"n\": 1, \"seed\": 2}\n";
+        let folder = folder(&[("task.yml", task), ("reference.py", "")]);
+        let found = Imported::read(folder.path(), None).unwrap();
+        assert_eq!(found.benchmarks.len(), 2);
+        assert!(found.remarks[0].starts_with("1 of its benchmarks"), "{:?}", found.remarks);
+    }
+
+    #[test]
+    fn numbers_that_torch_does_not_have_are_refused_where_they_stand() {
+        let of = |kind: &str| {
+            let definition = DEFINITION.replace(
+                r#""inputs": {}"#,
+                &format!("\n\"inputs\": {{\"w\": {{\"shape\": [\"k\"], \"dtype\": \"{kind}\"}}}}"),
+            );
+            let folder =
+                folder(&[("definition.json", &definition), ("workload.jsonl", r#"{"axes": {}, "inputs": {}}"#)]);
+            Imported::read(folder.path(), None).map(drop).map_err(|error| error.to_string())
+        };
+        let refused = of("float4_e2m1").unwrap_err();
+        assert!(refused.contains("line 2") && refused.contains("w has the type float4_e2m1"), "{refused}");
+        assert_eq!((of("float4_e2m1fn_x2"), of("torch.float8_e4m3fn")), (Ok(()), Ok(())));
     }
 
     /// A folder with these files.
@@ -567,9 +674,37 @@ mod tests {
         assert!(Imported::read(one.path(), None).unwrap_err().to_string().contains("line 1"));
     }
 
+    /// As the published traces of FlashInfer-Bench lie in their folder.
+    #[test]
+    fn a_published_data_set_names_its_files_from_its_own_folder() {
+        let workload = |uuid: &str, path: &str| {
+            format!(
+                r#"{{"definition": "scaled", "solution": null, "workload": {{"uuid": "{uuid}", "axes": {{"n": 3}}, "inputs": {{"x": {{"type": "safetensors", "path": "{path}", "tensor_key": "x"}}}}}}, "evaluation": null}}"#
+            ) + "\n"
+        };
+        let blob = "blob/workloads/x/scaled/scaled_a.safetensors";
+        let lines = workload("a", &format!("./{blob}")) + &workload("b", blob) + &workload("c", &format!(".//{blob}"));
+        let set = folder(&[
+            ("definitions/x/scaled.json", DEFINITION),
+            ("workloads/x/scaled.jsonl", &lines),
+            (blob, "tensors"),
+        ]);
+        let found = Imported::read(set.path(), None).unwrap();
+        assert_eq!(found.benchmarks.len(), 3);
+        let taken: Vec<&(String, Vec<u8>)> = found.files.iter().filter(|(name, _)| name.contains("blob")).collect();
+        assert_eq!(taken, [&(blob.to_owned(), b"tensors".to_vec())], "once, where the workloads look for it");
+        let operation = tempfile::tempdir().unwrap();
+        found.write(operation.path(), "python3", &[]).unwrap();
+        assert_eq!(fs::read(operation.path().join(format!("./{blob}"))).unwrap(), b"tensors");
+        for stray in ["./../key", "./", "."] {
+            fs::write(set.path().join("workloads/x/scaled.jsonl"), workload("a", stray)).unwrap();
+            assert!(Imported::read(set.path(), None).is_err(), "{stray}");
+        }
+    }
+
     #[test]
     fn a_module_is_one_problem_and_several_have_to_be_told_apart() {
-        let module = "class Model(nn.Module):\n    pass\ndef get_inputs():\n    return []\n";
+        let module = "class Model (nn.Module):\n    pass\ndef get_inputs():\n    return []\n";
         let folder = folder(&[("1_relu.py", module), ("notes.py", "")]);
         let found = Imported::read(folder.path(), None).unwrap();
         assert_eq!((found.name.as_str(), found.benchmarks.len()), ("1_relu", 1));
@@ -583,8 +718,12 @@ mod tests {
     fn what_is_no_problem_is_refused_with_its_line() {
         let error = read(&TASK.replace("{\"size\": 128", "{\"size\" 128")).unwrap_err().to_string();
         assert!(error.contains("line 16") && error.contains("has no value"), "{error}");
-        let error = read(&TASK.replace("\"size\": 128", "\"size\": {\"n\": 1}")).unwrap_err().to_string();
-        assert!(error.contains("line 16") && error.contains("size is"), "{error}");
+        let error = read(&TASK.replace("{\"size\": 128, \"seed\": 5236}", "128")).unwrap_err().to_string();
+        assert!(error.contains("line 16") && error.contains("128 is no problem"), "{error}");
+        for mess in ["- n: 1\n      m: 2", "- n: [1", "- n:\n     - 1\n    m: 2\n   x: 3"] {
+            let error = read(&format!("tests:\n  {mess}\n")).unwrap_err().to_string();
+            assert!(error.contains("line 2"), "{mess}: {error}");
+        }
         assert!(read("lang: py\n").unwrap_err().to_string().contains("neither tests nor benchmarks"));
     }
 }

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use referee::contestant::protocol::Placed;
-use referee::task::{Spec, Tensor};
+use referee::task::{Found, Spec, Tensor};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -103,6 +103,11 @@ enum Reply {
         /// The largest error as a part of what is allowed.
         #[serde(default)]
         worst: f64,
+        /// The root of the mean square of the errors, in a unit of the program's own, and of how many elements.
+        #[serde(default)]
+        rms: Option<f64>,
+        #[serde(default)]
+        compared: Option<u64>,
     },
     /// It cannot.
     Error {
@@ -204,15 +209,15 @@ impl Maker {
         specs.iter().enumerate().skip(inputs).map(values).collect()
     }
 
-    /// Whether what came out of these tensors is right: what is wrong, and the largest error as a part of what is
-    /// allowed.
+    /// Whether what came out of these tensors is right. Where the program does not tell how precise it is, the largest
+    /// error stands for all.
     pub(super) fn judge(
         &self,
         problem: &Sizes,
         given: &[&Tensor],
         outputs: &[Spec],
         found: &[Vec<u8>],
-    ) -> Result<(Option<String>, f64)> {
+    ) -> Result<Found> {
         let specs: Vec<Spec> = given.iter().map(|tensor| tensor.spec.clone()).chain(outputs.to_vec()).collect();
         let table = Table::new(self, &specs)?;
         let bytes = given.iter().map(|tensor| tensor.bytes.as_slice()).chain(found.iter().map(Vec::as_slice));
@@ -220,7 +225,10 @@ impl Maker {
         let (file, inputs) = (table.path(), given.len());
         let (tensors, results) = (table.named(&specs[..inputs], 0), table.named(&specs[inputs..], inputs));
         match self.ask(&Question::Judge { problem, file: &file, tensors, outputs: results })? {
-            Reply::Verdict { wrong, worst } => Ok((wrong, worst)),
+            Reply::Verdict { wrong, worst, rms, compared } => {
+                let compared = compared.filter(|_| rms.is_some()).unwrap_or(1);
+                Ok(Found { wrong, compared, squares: rms.unwrap_or(worst).powi(2) * compared as f64, worst })
+            }
             _ => Err(self.failed("answers a judge's question without a verdict")),
         }
     }

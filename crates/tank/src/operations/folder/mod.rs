@@ -14,6 +14,7 @@ mod yaml;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -127,12 +128,18 @@ pub struct ProblemText {
     pub why: String,
     /// Its sizes.
     pub sizes: Sizes,
+    /// Operations that it takes at least, where that is known: nobody can be faster than they allow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flops: Option<f64>,
+    /// Bytes that have to move, where they are not those of all tensors, for the roofline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<f64>,
 }
 
 /// What a problem is told by: its sizes by name, and whatever else its program wants to know.
 pub type Sizes = BTreeMap<String, Given>;
 
-/// One of them: mostly a whole number. Tasks of others have words, yes and no, and lists too.
+/// One of them: mostly a whole number. Tasks of others have words, yes and no, lists and mappings too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Given {
@@ -146,6 +153,8 @@ pub enum Given {
     Word(String),
     /// Some of these.
     List(Vec<Given>),
+    /// Some of these by name; nothing at all where there is none, since TOML has no word for that.
+    Map(Sizes),
 }
 
 impl Given {
@@ -167,6 +176,11 @@ impl std::fmt::Display for Given {
             Given::List(parts) => {
                 let parts: Vec<String> = parts.iter().map(Given::to_string).collect();
                 write!(f, "[{}]", parts.join(","))
+            }
+            Given::Map(parts) if parts.is_empty() => f.write_str("nothing"),
+            Given::Map(parts) => {
+                let parts: Vec<String> = parts.iter().map(|(name, part)| format!("{name}={part}")).collect();
+                write!(f, "{{{}}}", parts.join(","))
             }
         }
     }
@@ -262,6 +276,11 @@ impl Description {
             }
         }
         for problem in self.problem.iter().chain(&self.edge) {
+            let sensible = |known: &f64| known.is_finite() && *known > 0.0;
+            if let Some(known) = [problem.flops, problem.bytes].into_iter().flatten().find(|known| !sensible(known)) {
+                let remedy = "write what one run takes at least, or nothing where that is not known";
+                return Some(("problem", format!("{known} operations or bytes are none"), remedy));
+            }
             if let Some(size) = self.held_out.keys().find(|size| !problem.sizes.contains_key(*size)) {
                 return Some(("problem", format!("a problem says nothing of {size}, of which held_out does"), sizes));
             }
@@ -304,8 +323,10 @@ fn name_of(operation: &str, sizes: &Sizes) -> String {
     format!("{operation} {}", sizes.join(" "))
 }
 
-/// Jobs of a timed run whose outputs are compared, at most: each takes a whole reference.
+/// Jobs of a timed run whose outputs are compared in any case: each takes a whole reference.
 const LOOKED_AT: usize = 3;
+/// More of them are for as long as this, so that small problems are looked at job by job.
+const LOOKING: Duration = Duration::from_millis(20);
 
 /// The operation of a folder.
 pub struct FolderOperation {
@@ -329,12 +350,19 @@ impl FolderOperation {
         }
         let mut operation = Self { maker: Arc::new(Maker::new(folder.clone())), about, problems: Vec::new() };
         let about = Arc::clone(&operation.about);
-        let timed = |problem: &ProblemText| operation.task(&problem.sizes, &about.numbers[0]);
+        let timed = |problem: &ProblemText| {
+            let task = operation.plain(&problem.sizes, &about.numbers[0])?;
+            Ok(Arc::new(FolderTask { flops: problem.flops, least_bytes: problem.bytes, ..task }) as Arc<dyn Task>)
+        };
         operation.problems = about.problem.iter().map(timed).collect::<Result<_>>()?;
         Ok(operation)
     }
 
     fn task(&self, sizes: &Sizes, numbers: &str) -> Result<Arc<dyn Task>> {
+        Ok(Arc::new(self.plain(sizes, numbers)?))
+    }
+
+    fn plain(&self, sizes: &Sizes, numbers: &str) -> Result<FolderTask> {
         let told = match self.about.tensor.as_slice() {
             [] => self.maker.describe(sizes)?,
             written => written.to_vec(),
@@ -347,13 +375,15 @@ impl FolderOperation {
             });
             Ok((tensor.role, spec?))
         };
-        Ok(Arc::new(FolderTask {
+        Ok(FolderTask {
             maker: Arc::clone(&self.maker),
             about: Arc::clone(&self.about),
             sizes: sizes.clone(),
             numbers: numbers.to_owned(),
             tensors: told.iter().map(spec).collect::<Result<_>>()?,
-        }))
+            flops: None,
+            least_bytes: None,
+        })
     }
 }
 
@@ -393,6 +423,8 @@ struct FolderTask {
     sizes: Sizes,
     numbers: String,
     tensors: Vec<(Role, Spec)>,
+    flops: Option<f64>,
+    least_bytes: Option<f64>,
 }
 
 impl FolderTask {
@@ -426,7 +458,8 @@ impl Task for FolderTask {
     fn work(&self) -> Work {
         let bytes = |role| self.specs(role).iter().map(|spec| spec.bytes() as f64).sum::<f64>();
         let constant_bytes = bytes(Role::Constant);
-        Work { flops: None, bytes: constant_bytes + bytes(Role::Input) + bytes(Role::Output), constant_bytes }
+        let all = constant_bytes + bytes(Role::Input) + bytes(Role::Output);
+        Work { flops: self.flops, bytes: self.least_bytes.unwrap_or(all), constant_bytes }
     }
 
     fn outputs(&self) -> Vec<Spec> {
@@ -453,8 +486,11 @@ impl Task for FolderTask {
 
     /// Some jobs, each whole: a reference that is a program's cannot be asked for single elements.
     fn look(&self, run: &[Timed<'_>], elements: usize, lots: &mut Rng) -> referee::Result<Found> {
-        let mut all = Found::default();
-        for timed in lots.choose_multiple(run.iter(), elements.min(LOOKED_AT)) {
+        let (mut all, began) = (Found::default(), Instant::now());
+        for (index, timed) in lots.choose_multiple(run.iter(), elements).into_iter().enumerate() {
+            if index >= LOOKED_AT && began.elapsed() > LOOKING {
+                break;
+            }
             all.add(self.expected(timed.constants, timed.input, lots.u64(..))?.check(timed.output)?);
         }
         Ok(all)
@@ -482,8 +518,7 @@ impl Expected for FolderExpected {
         let (task, outputs) = (&self.task, self.task.outputs());
         if task.about.tolerance == Tolerance::Judge {
             let given = FolderTask::given(&self.constants, &self.input);
-            let (wrong, worst) = task.maker.judge(&task.sizes, &given, &outputs, output)?;
-            return Ok(Found { wrong, compared: 1, squares: worst * worst, worst });
+            return Ok(task.maker.judge(&task.sizes, &given, &outputs, output)?);
         }
         let mut all = Found::default();
         for ((spec, expected), bytes) in outputs.iter().zip(&self.reference).zip(output) {

@@ -1,6 +1,8 @@
 """A module (`Model`, `get_inputs`, `get_init_inputs`, as KernelBench writes them) as a task: inputs, the reference, and a comparison. `hammerhead tank import`
 wrote this file; the module is as it was, and lies beside it as problem.py."""
 
+import copy
+
 import torch
 
 import task_tensors
@@ -40,6 +42,13 @@ def generate_input(seed, **_):
 
 def on_its_data(data):
     return computed(problem.Model, data)
+
+
+def in_double(data):
+    """The same model, its weights and its data in double precision."""
+    if "double" not in MADE:
+        MADE["double"] = copy.deepcopy(built(problem.Model)).double()
+    return MADE["double"](*data)
 
 
 def ref_kernel(data):

@@ -27,13 +27,16 @@ if DEVICE == "cpu":
     torch.cuda.synchronize = lambda *_, **__: None
 
 
-def module(name, path=None):
+HERE = pathlib.Path(__file__).parent
+
+
+def module(name, path=None, change=str):
     """A file of the task. Where there is no GPU, what it wants on one it gets on the processor."""
     # What a submission brings in a folder of its own comes first for it. The task's folder comes last, since everyone's files may lie there.
     if path and str(pathlib.Path(path).parent) not in sys.path:
         sys.path.insert(0, str(pathlib.Path(path).parent))
-    path = pathlib.Path(path or pathlib.Path(__file__).parent / f"{name}.py")
-    text = path.read_text()
+    path = pathlib.Path(path or HERE / f"{name}.py")
+    text = change(path.read_text())
     if DEVICE == "cpu":
         for quote in "\"'":
             text = text.replace(f"{quote}cuda{quote}", f"{quote}cpu{quote}").replace(f"{quote}cuda:0{quote}", f"{quote}cpu{quote}")
@@ -50,7 +53,7 @@ def first_problem():
     """The sizes that the operation's description lists first."""
     import tomllib
 
-    about = tomllib.loads((pathlib.Path(__file__).parent / "operation.toml").read_text())
+    about = tomllib.loads((HERE / "operation.toml").read_text())
     return (about.get("edge") or about["problem"])[0]["sizes"]
 
 
@@ -126,6 +129,13 @@ def filled(like, found, made):
     return like
 
 
+def named(told):
+    """What a problem is told by. TOML has no word for nothing: `{}` stands for it."""
+    if isinstance(told, dict):
+        return {name: named(part) if part != {} else None for name, part in told.items()}
+    return [named(part) if part != {} else None for part in told] if isinstance(told, list) else told
+
+
 class Patterns:
     """The patterns of a task, made once for each problem."""
 
@@ -136,7 +146,7 @@ class Patterns:
     def generate(self, problem, seed):
         """Data by the task's own generator. Where it takes no seed, that of torch is set."""
         torch.manual_seed(seed)
-        return self.reference.generate_input(**problem, **({"seed": seed} if self.seeded else {}))
+        return self.reference.generate_input(**named(problem), **({"seed": seed} if self.seeded else {}))
 
     def of(self, problem):
         """What is given."""
