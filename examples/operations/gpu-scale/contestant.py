@@ -72,6 +72,15 @@ ALONE = ("idle", "watch")
 KERNELS = {"plain": ("scale", 1, 256), "wide": ("wide", 4, 256), "narrow": ("scale", 1, 32), "half": ("half", 1, 256)}
 
 
+class Window(ctypes.Structure):
+    """The driver's CUaccessPolicyWindow, with room for whatever else that attribute of a stream may be."""
+
+    _fields_ = [
+        ("start", ctypes.c_uint64), ("bytes", ctypes.c_size_t), ("ratio", ctypes.c_float), ("hit", ctypes.c_int), ("miss", ctypes.c_int),
+        ("rest", ctypes.c_char * 64),
+    ]
+
+
 class Gpu(Lent):
     """The few functions of the driver that this takes."""
 
@@ -99,6 +108,19 @@ class Gpu(Lent):
         pointers = (ctypes.c_void_p * 3)(*[ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values])
         grid = (1, 1, 1, 1, 1, 1) if name in ALONE else (blocks, 1, 1, threads, 1, 1)
         self.call("cuLaunchKernel", self.functions[name], *grid, 0, self.streams[stream], pointers, None)
+
+    def persist(self, start, length):
+        """Sets as much of L2 aside as may be, and has lines of these bytes stay there."""
+        device, most, window = 0, ctypes.c_int(), ctypes.c_int()
+        # MAX_PERSISTING_L2_CACHE_SIZE and MAX_ACCESS_POLICY_WINDOW_SIZE; LIMIT_PERSISTING_L2_CACHE_SIZE.
+        self.call("cuDeviceGetAttribute", ctypes.byref(most), 108, device)
+        self.call("cuDeviceGetAttribute", ctypes.byref(window), 109, device)
+        self.call("cuCtxSetLimit", 6, ctypes.c_size_t(most.value))
+        length = min(length, window.value)
+        policy = Window(start, length, min(1.0, most.value / max(length, 1)), 2, 0)
+        # ACCESS_POLICY_WINDOW; 2 above is PERSISTING.
+        for stream in self.streams:
+            self.call("cuStreamSetAttribute", stream, 1, ctypes.byref(policy))
 
     def finish(self):
         self.call("cuStreamSynchronize", self.streams[0])
@@ -177,6 +199,10 @@ def main():
         elif asked["type"] == "prepare":
             prepared = asked
             memory = {name: gpu.address(piece) for name, piece in asked["memory"].items()}
+            if way == "persisting":
+                places = [(place["x"]["offset"], 4 * place["x"]["shape"][0]) for place in asked["inputs"]]
+                first = min(offset for offset, _ in places)
+                gpu.persist(memory["inputs"] + first, max(offset + length for offset, length in places) - first)
             answer = {"type": "ready", "id": asked["id"]}
         elif asked["type"] == "run":
             jobs = []

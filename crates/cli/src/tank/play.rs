@@ -297,7 +297,7 @@ fn chosen(args: &Args) -> Result<Season> {
 }
 
 /// This program as the command that does one of the tank's tasks in a process of its own.
-fn this_program(task: &str) -> Result<Vec<String>> {
+pub(super) fn this_program(task: &str) -> Result<Vec<String>> {
     let program = std::env::current_exe().map_err(|cause| Error::Write { path: "this program".into(), cause })?;
     Ok(vec![program.to_string_lossy().into_owned(), "tank".to_owned(), task.to_owned()])
 }

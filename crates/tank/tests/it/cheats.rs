@@ -10,8 +10,10 @@ use crate::common::{
     suite,
 };
 use referee::contestant::{Contestant, Fault, Tensors};
-use referee::{Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Wall, examine};
-use tank::exploits::{Fate, Part};
+use referee::{
+    Checking, Course, Examination, Halt, Outcome, Pairing, Pool, Side, Temperature, Terms, Wall, examine, sit,
+};
+use tank::exploits::{EXPLOITS, Fate, Part};
 use tank::operations::dual_gemm::{Builtin, tasks};
 use testkit::cases::Inputs;
 
@@ -181,6 +183,18 @@ fn digits_are_worth_as_much_in_timed_runs_as_in_the_examination() {
     assert!(matches!(found(usize::MAX), Outcome::Inconclusive { .. }), "whoever stays precise is not accused");
 }
 
+/// It is started by nobody but itself until the plant is found.
+#[test]
+fn a_champion_whose_process_ends_while_it_is_timed_alone_is_to_blame_for_it() {
+    let (settings, clock, champion, challenger) = (quick(), Steady::default(), cheat("crash"), honest());
+    let tasks = suite().operation().unwrap().problems().to_vec();
+    let mut pool = Pool::new(&champion, &challenger, tasks, &settings, &clock, 11).unwrap();
+    let held = sit(&mut pool, &settings, &Terms::default(), 11).unwrap();
+    let Outcome::Faulted { side: Side::Champion, fault } = held.outcome else { panic!("{:?}", held.outcome) };
+    assert!(matches!(&fault, Fault::Crash { words, .. } if words.contains("I am not well")), "{fault}");
+    assert!(fault.is_its_own_doing() && held.plant.is_none());
+}
+
 #[test]
 fn one_lazy_job_among_many_is_found_within_a_few_samples() {
     let problem = case(3, 9, 32, Inputs::Realistic);
@@ -222,8 +236,14 @@ fn what_is_no_number_or_only_right_in_sum_is_wrong() {
 #[test]
 fn the_suite_catches_who_cheats_and_blames_nobody_else() {
     for trick in ["stale", "lazy-later"] {
-        let fate = suite().play_exploit(trick, 5).unwrap();
+        let fate = suite().play_exploit(trick, &[], 5).unwrap();
         assert!(!matches!(fate, Fate::Fooled(_)), "{trick}: {fate:?}");
+    }
+    if let Err(missing) = gpu::device::context(0) {
+        for trick in EXPLOITS.iter().filter(|known| known.on_gpu) {
+            let fate = suite().play_exploit(trick.name, &[], 5).unwrap();
+            assert_eq!(fate, Fate::NotPlayed(format!("no GPU: {missing}")), "{}", trick.name);
+        }
     }
     assert_eq!(suite().play_honest("ticking+threads", 5).unwrap(), None);
     // A run without jobs comes before anything was prepared.
@@ -241,6 +261,7 @@ fn the_suite_is_played_before_any_referee_that_keeps_the_convention() {
     assert!(matches!(fate(Part::Exploit, "leaving"), Fate::Caught(how) if how.contains("it ended")));
     assert!(matches!(fate(Part::Exploit, "breeder"), Fate::NotPlayed(why) if why.contains("no fence")));
     assert!(matches!(fate(Part::Honest, "plain"), Fate::GainedNothing(_)));
+    assert!(matches!(fate(Part::Exploit, "persisting"), Fate::NotPlayed(why) if why.contains("GPU")));
     let error = played(&["echo", "who knows"], Part::Exploit, "stale").unwrap_err().to_string();
     assert!(error.contains("who knows") && error.contains("docs/referee.md"), "{error}");
 }
