@@ -100,7 +100,7 @@ fn main() -> Result<(), Failure> {
     let load = || std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let (settings, before, began) = (RefereeSettings::default(), load(), Instant::now());
     let (mut found, mut sees) = (BTreeMap::<&str, usize>::new(), Vec::new());
-    for _ in 0..sittings {
+    for number in 1..=sittings {
         let sides: [Box<dyn Contestant>; 2] = if on_gpu {
             let ours = || OnDevice::new(builtin.clone(), 0);
             [Box::new(Slowed(ours()?, part)), Box::new(ours()?)]
@@ -112,6 +112,8 @@ fn main() -> Result<(), Failure> {
         let mut pool = if on_gpu { pool.on_device(Watched::open(0)?) } else { pool.on_the_processor()? };
         let _precedence = Precedence::take();
         let sitting = sit(&mut pool, &settings, &terms, seeds::fresh()?)?;
+        let published = sitting.published().map(|found| found.at(settings.timing.decides).geomean.to_string());
+        let measured = published.unwrap_or_else(|| "no figure".to_owned());
         sees.extend(sitting.scout.map(|scout| scout.sees));
         let name = match sitting.outcome {
             Outcome::Faster => "faster",
@@ -122,6 +124,9 @@ fn main() -> Result<(), Failure> {
             Outcome::Faulted { .. } | Outcome::Stopped { .. } => "other",
         };
         *found.entry(name).or_default() += 1;
+        // Whoever stops it after an hour keeps what was found by then.
+        let took = began.elapsed().as_secs_f64();
+        println!("sitting {number} of {sittings}: {name}, {measured}; {took:.0} s so far, load {}", load().trim());
     }
     sees.sort_by(f64::total_cmp);
     let median = sees.get(sees.len() / 2).copied().unwrap_or(f64::NAN);

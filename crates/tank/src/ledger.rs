@@ -346,7 +346,9 @@ fn write_note(note: &Path, text: &str) -> std::io::Result<()> {
     let mut file = File::create(&beside)?;
     file.write_all(text.as_bytes())?;
     file.sync_data()?;
-    fs::rename(&beside, note)
+    fs::rename(&beside, note)?;
+    // A renaming is on the disk when the folder is.
+    note.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
 /// The time, as UTC with seconds.
