@@ -280,6 +280,12 @@ pub enum Error {
         /// The block of 32.
         block: usize,
     },
+    /// Scales of FP8, asked for codes of four bits.
+    #[error("codes of four bits have no scales of {asked}; ask for nvfp4 or mxfp4")]
+    CodesOfFp8 {
+        /// The kind of scales.
+        asked: String,
+    },
     /// A global scale that has no room for what MXFP4's scales have in common.
     #[error("its global scale is {came}, which times 2^{exponent} is no f32; quantise its bf16 source anew")]
     WideningGlobal {

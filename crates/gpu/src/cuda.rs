@@ -422,7 +422,7 @@ impl Desk {
 /// Registers per thread and spilled bytes per thread of the kernels of a configuration, as the driver compiled them.
 pub fn resources(problem: &Problem, config: &Config) -> Result<Vec<(String, i32, i32)>> {
     let device = Device::of(0)?;
-    let kernels = device.family.kernels(problem, config)?.into_iter().map(|kernel| {
+    let kernels = plan::kernels(device.family, problem, config, &device.facts)?.into_iter().map(|kernel| {
         let function = Function::new(device.context, kernel)?;
         let (registers, spilled) = function.registers_and_spills()?;
         Ok((function.kernel().name.clone(), registers, spilled))

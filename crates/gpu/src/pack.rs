@@ -119,9 +119,13 @@ pub enum Scales {
 }
 
 impl Scales {
-    /// How those of matrices lie that share scales so.
-    pub const fn of(scaling: Scaling) -> Self {
-        if scaling.is_mx() { Scales::ThirtyTwos } else { Scales::Sixteens }
+    /// How those of matrices lie that share scales so, or why none do.
+    pub fn of(scaling: Scaling) -> Result<Self, String> {
+        match scaling {
+            Scaling::NvFp4 => Ok(Scales::Sixteens),
+            Scaling::MxFp4 | Scaling::WideMxFp4 => Ok(Scales::ThirtyTwos),
+            _ => Err(format!("these kernels multiply codes of four bits, and {scaling} has eight")),
+        }
     }
 
     /// The chunk that they are part of.
@@ -173,22 +177,22 @@ const SCALE_STEPS: [usize; 4] = [2, 0, 3, 1];
 /// Bytes of a packed matrix: 9/16 of a byte for each weight of NVFP4 and 17/32 of MXFP4, as in a checkpoint, once rows
 /// are rounded up to 32 and k to 64.
 pub fn packed_bytes(rows: usize, k: usize, scaling: Scaling) -> usize {
-    rows.div_ceil(CHUNK_ROWS) * run_bytes(k, Scales::of(scaling))
+    rows.div_ceil(CHUNK_ROWS) * run_bytes(k, scaling)
 }
 
 /// Bytes of the chunks of 32 rows.
-fn run_bytes(k: usize, scales: Scales) -> usize {
-    k.div_ceil(CHUNK_DEPTH) * scales.chunk_bytes() as usize
+fn run_bytes(k: usize, scaling: Scaling) -> usize {
+    k.div_ceil(CHUNK_DEPTH) * Chunk::of(scaling).bytes() as usize
 }
 
 /// Packs a matrix with words in a given order, and with scales of its own kind, on a team's threads.
 pub fn pack_as(matrix: &Matrix<'_>, codes: Codes, team: &Team) -> Vec<u8> {
     let words = |row, column, quarter| word(matrix, codes, row, column + 2 * quarter);
-    match Scales::of(matrix.scaling()) {
-        Scales::Sixteens => pack_chunks((matrix, team), words, |row, column| {
+    match matrix.scaling().is_mx() {
+        false => pack_chunks((matrix, team), words, |row, column| {
             SCALE_STEPS.map(|step| scale_byte(scale(matrix, row, column + BLOCK * step)))
         }),
-        Scales::ThirtyTwos => pack_chunks((matrix, team), words, |row, column| {
+        true => pack_chunks((matrix, team), words, |row, column| {
             [0, MX_BLOCK].map(|further| scale(matrix, row, column + further))
         }),
     }
@@ -215,10 +219,10 @@ fn pack_chunks<const SCALES: usize>(
     word: impl Fn(usize, usize, usize) -> u32 + Sync,
     scales_of: impl Fn(usize, usize) -> [u8; SCALES] + Sync,
 ) -> Vec<u8> {
-    let scales = Scales::of(matrix.scaling());
-    let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k(), matrix.scaling())];
-    team.for_each(packed.chunks_mut(run_bytes(matrix.k(), scales)).enumerate(), |(run, bytes)| {
-        for (step, chunk) in bytes.chunks_exact_mut(scales.chunk_bytes() as usize).enumerate() {
+    let scaling = matrix.scaling();
+    let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k(), scaling)];
+    team.for_each(packed.chunks_mut(run_bytes(matrix.k(), scaling)).enumerate(), |(run, bytes)| {
+        for (step, chunk) in bytes.chunks_exact_mut(Chunk::of(scaling).bytes() as usize).enumerate() {
             let (row, column) = (run * CHUNK_ROWS, step * CHUNK_DEPTH);
             let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
             for (place, (warp, lane, half)) in codes.chunks_exact_mut(4).zip(lane_words()) {

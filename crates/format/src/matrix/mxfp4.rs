@@ -92,8 +92,12 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     ///
-    /// If that is not exact: NVFP4 has eighteen powers of two, and MXFP4 nothing but those, for 32 elements.
+    /// If that is not exact: NVFP4 has eighteen powers of two, and MXFP4 nothing but those, for 32 elements. If they are
+    /// of FP8.
     pub fn in_scaling(&self, scaling: Scaling) -> Result<Matrix<'_>> {
+        if scaling.is_fp8() {
+            return Err(Error::CodesOfFp8 { asked: scaling.to_string() });
+        }
         let (scales, scaling) = match (self.scaling.is_mx(), scaling.is_mx()) {
             (true, false) => (self.sixteens()?, scaling),
             (false, true) => (self.thirty_twos()?, Scaling::MxFp4),
@@ -243,6 +247,18 @@ mod tests {
         assert!(found[32..].iter().all(|&value| f64::from(value) == 0.5 * 2f64.powi(-9)));
         let nothing = Matrix::mx(1, 64, &[0; 32][..], &[0, 254], ONE).unwrap();
         assert!(nothing.in_scaling(Scaling::NvFp4).unwrap().dequantize().iter().all(|&value| value == 0.0));
+    }
+
+    #[test]
+    fn codes_of_four_bits_have_no_scales_of_fp8() {
+        let codes = [0x11; 16];
+        let both = [Matrix::new(1, 32, &codes[..], vec![0x38; 2], 1.0), Matrix::mx(1, 32, &codes[..], &[127], ONE)];
+        for matrix in both.map(Result::unwrap) {
+            for asked in [Scaling::Fp8, Scaling::MxFp8, Scaling::Fp8By64, Scaling::Fp8By32] {
+                let refused = matrix.in_scaling(asked).map(|matrix| matrix.scaling());
+                assert!(matches!(refused, Err(Error::CodesOfFp8 { .. })), "{refused:?}");
+            }
+        }
     }
 
     #[test]

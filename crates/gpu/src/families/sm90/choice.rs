@@ -41,7 +41,7 @@ pub(super) fn asked_kernel(problem: &Problem, config: &Config) -> Result<Multipl
         output,
         groups: 1,
         biased: false,
-        scales: Scales::of(problem.scaling()),
+        scales: Scales::of(problem.scaling())?,
         experts: None,
     };
     if kernel.element == Tokens::E4m3 && config.strategy != Strategy::Interleaved {

@@ -50,7 +50,7 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         output: shape.output,
         groups: 1,
         biased: shape.biased,
-        scales: Scales::of(shape.scaling),
+        scales: Scales::of(shape.scaling)?,
         experts: Some(Experts::of(shape)),
     };
     spec.check().map_err(|error| error.to_string())?;
