@@ -252,7 +252,8 @@ impl Engine {
     }
 
     /// Packs weights for the backends that are predicted to compute a typical number of tokens soonest, copies to a
-    /// device and back included; for the next best where a device's memory is full.
+    /// device and back included; for the next best where a device's memory is full, or its kernels do not take scales
+    /// such as these.
     fn pack(&self, weights: &[Weights<'_>], gate: Gate) -> Result<Arc<dyn PackedWeights>> {
         let mut planners: Vec<&Planner> = self.planners.iter().collect();
         if planners.len() > 1 {
@@ -271,7 +272,7 @@ impl Engine {
         let (last, first) = planners.split_last().ok_or(Error::NoGroups)?;
         for planner in first {
             match planner.backends()[0].prepack(weights, &self.team) {
-                Err(Error::DeviceMemory { .. }) => {}
+                Err(error) if is_for_others(&error) => {}
                 packed => return packed,
             }
         }
@@ -414,6 +415,12 @@ impl Engine {
     }
 }
 
+/// Whether other backends may compute what one of them has refused so: its memory is full, or scales of MXFP4 span more
+/// powers of two than it takes.
+pub(crate) fn is_for_others(error: &Error) -> bool {
+    matches!(error, Error::DeviceMemory { .. } | Error::Format(format::Error::Widening { .. }))
+}
+
 fn is_processor(backend: &dyn Backend) -> bool {
     backend.layout() == cpu::LAYOUT
 }
@@ -433,5 +440,22 @@ fn available(among: fn(&dyn Backend) -> bool) -> Result<Vec<&'static dyn Backend
     match refusal {
         Some(error) if available.is_empty() => Err(error),
         _ => Ok(available),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use format::{Matrix, Scaling};
+
+    use super::*;
+
+    #[test]
+    fn scales_that_a_gpu_does_not_take_are_for_the_next_backend() {
+        // More powers of two than NVFP4 has, as CPUs compute with.
+        let powers: Vec<u8> = (100..119).collect();
+        let wide = Matrix::mx(19, 32, vec![0x11; 19 * 16], &powers, 1.0).unwrap();
+        assert!(is_for_others(&wide.in_scaling(Scaling::NvFp4).unwrap_err().into()));
+        assert!(!is_for_others(&wide.in_scaling(Scaling::Fp8).unwrap_err().into()), "nobody's");
+        assert!(!is_for_others(&Error::NoGroups));
     }
 }

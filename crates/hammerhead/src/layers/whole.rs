@@ -12,6 +12,7 @@ use op::{
 
 use super::processor::ProcessorExperts;
 use super::{LayerOptions, Sizes};
+use crate::engine::is_for_others;
 use crate::planner::Planner;
 use crate::{Engine, Plan};
 
@@ -70,7 +71,8 @@ impl WholeLayer {
         faster.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         for (_, backend) in faster {
             match load(backend) {
-                Err(Error::DeviceMemory { .. }) | Ok(None) => {}
+                Ok(None) => {}
+                Err(error) if is_for_others(&error) => {}
                 loaded => return loaded,
             }
         }
