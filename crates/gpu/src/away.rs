@@ -157,8 +157,9 @@ impl AwayExperts {
         Ok(asked)
     }
 
-    /// Queues the change of the slots of all experts.
-    pub(crate) fn place(&self, slots: &[u32], stream: &Stream) -> Result<()> {
+    /// Queues the change to slots that hold these.
+    pub(crate) fn place(&self, resident: &[u32], stream: &Stream) -> Result<()> {
+        let slots = &table_of(self.experts, resident)[..];
         // SAFETY: from ordinary memory the driver has read everything when this returns, and whoever owns the table
         // waits for the streams that read it.
         unsafe { self.table[0].write(0, bytemuck::cast_slice(slots), stream) }?;
@@ -180,13 +181,34 @@ pub(crate) fn slots_for(resident: &[u32]) -> &[u32] {
     if resident.is_empty() { &[0] } else { resident }
 }
 
+/// The expert of a slot that has none: no expert has that number.
+pub(crate) const EMPTY: u32 = u32::MAX;
+
 /// The slot of every expert, where slots hold these.
 pub fn table_of(experts: u32, resident: &[u32]) -> Vec<u32> {
     let mut slots = vec![AWAY; experts as usize];
-    for (slot, &expert) in resident.iter().enumerate() {
+    for (slot, &expert) in resident.iter().enumerate().filter(|(_, expert)| **expert != EMPTY) {
         slots[expert as usize] = slot as u32;
     }
     slots
+}
+
+/// Exchanges the experts in slots: `fill` fills a slot, and `tell` changes the table of all slots' experts, both in the
+/// order in which they are called. The host has those that go before their slots are filled, and a slot is nobody's
+/// until all of an expert is there: whatever fails between, none is taken for another's.
+pub(crate) fn change_residents<T>(
+    resident: &mut [u32],
+    coming: Vec<(usize, u32, T)>,
+    tell: impl Fn(&[u32]) -> Result<()>,
+    fill: impl Fn(usize, &T) -> Result<()>,
+) -> Result<()> {
+    coming.iter().for_each(|&(slot, ..)| resident[slot] = EMPTY);
+    tell(resident)?;
+    for (slot, expert, packed) in coming {
+        fill(slot, &packed)?;
+        resident[slot] = expert;
+    }
+    tell(resident)
 }
 
 /// The number of every expert, where slots hold these.
@@ -254,7 +276,13 @@ impl Task {
     /// Has the host compute. If it cannot, what it should have computed is NaN.
     fn run(&self) {
         // SAFETY: the device has written the places that are read, and touches none of them before this returns.
-        let Some(Left { tokens, ids, weights, rows }) = (unsafe { self.left() }) else { return };
+        let Some(Left { tokens, ids, weights, rows }) = (unsafe { self.left() }) else {
+            let (found, needed) = (self.memory.bytes(), self.places.bytes);
+            // All ones are NaN, wherever the device looks for its rows.
+            // SAFETY: the device touches none of it before this returns.
+            unsafe { self.memory.fill(0xFF) };
+            return self.fail(format!("{found} bytes of the {needed} that a call exchanges were there"));
+        };
         let (top, hidden) = (self.shape.top as usize, self.shape.hidden as usize);
         let done = catch_unwind(AssertUnwindSafe(|| {
             let tokens = Dense::new(self.tokens, hidden, tokens, 1.0)?;
@@ -267,6 +295,11 @@ impl Task {
         };
         let of_host = rows.chunks_mut(hidden).zip(ids).filter(|(_, id)| **id != NOBODY);
         of_host.for_each(|(row, _)| row.fill(f32::NAN));
+        self.fail(reason);
+    }
+
+    /// Leaves what went wrong for the next call.
+    fn fail(&self, reason: String) {
         *self.experts.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
     }
 
@@ -324,4 +357,33 @@ unsafe extern "C" fn run_task(task: *mut c_void) {
 fn said(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
     words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a thread has panicked".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    #[test]
+    fn a_slot_that_was_not_filled_to_its_end_is_nobodys() {
+        let (tables, written) = (RefCell::new(Vec::new()), Cell::new(0));
+        let tell = |resident: &[u32]| {
+            tables.borrow_mut().push(table_of(5, resident));
+            Ok(())
+        };
+        let fill = |_: usize, _: &()| {
+            written.set(written.get() + 1);
+            if written.get() == 2 { Err(Error::NoGroups) } else { Ok(()) }
+        };
+        let mut resident = vec![0, 1, 2];
+        let coming = || vec![(0, 3, ()), (2, 4, ())];
+        assert!(change_residents(&mut resident, coming(), tell, fill).is_err());
+        assert_eq!(resident, [3, 1, EMPTY]);
+        assert_eq!(*tables.borrow(), [[AWAY, 1, AWAY, AWAY, AWAY]], "those that go are the host's before their slots");
+        // The next change fills it, and names nobody whom it has not.
+        assert!(change_residents(&mut resident, vec![(2, 0, ())], tell, fill).is_ok());
+        assert_eq!((&resident[..], tables.borrow().last()), (&[3, 1, 0][..], Some(&vec![2, 1, AWAY, 0, AWAY])));
+        assert!(tables.borrow().iter().all(|table| table[2] == AWAY && table[4] == AWAY));
+    }
 }

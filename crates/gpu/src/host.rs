@@ -11,13 +11,12 @@ use op::{
     Activation, Adapters, Choose, Error, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, SharedWeights, Team,
 };
 
-use crate::away::{AwayExperts, check_resident, experts_by_number, slots_for, table_of};
+use crate::away::{AwayExperts, EMPTY, change_residents, check_resident, experts_by_number, slots_for};
 use crate::device::Device;
 use crate::driver::DeviceMemory;
-use crate::experts::call::{Choice, Exchange, LayerCall};
+use crate::experts::call::{Choice, Exchange, LayerCall, Placement};
 use crate::experts::lots::Lots;
 use crate::experts::packed::PackedExpert;
-use crate::experts::place::AWAY;
 use crate::experts::shape::LayerShape;
 use crate::family::Family;
 use crate::launches::dense_bytes;
@@ -173,21 +172,13 @@ impl HostExperts {
             let expected = format!("{}, one for each of its slots,", resident.len());
             return Err(Error::Mismatch { group: 0, what, found, expected });
         };
-        let going = |expert: &u32| !wanted.contains(expert);
-        let free = resident.iter().enumerate().filter(|(_, expert)| going(expert)).map(|(slot, _)| slot);
+        let free = resident.iter().enumerate().filter(|(_, expert)| !wanted.contains(expert)).map(|(slot, _)| slot);
         let coming = wanted.iter().filter(|expert| !resident.contains(expert));
         let moves = free.zip(coming).map(|(slot, &expert)| Ok((slot, expert, pack(self.experts.shape(), expert)?)));
         let moves = moves.collect::<Result<Vec<_>>>()?;
-        // The host has those that go before their slots are filled: whatever fails then, no slot is taken for
-        // another's.
-        let mut table = table_of(all, &resident);
-        resident.iter().filter(|expert| going(expert)).for_each(|&expert| table[expert as usize] = AWAY);
-        away.place(&table, queue.stream())?;
-        for (slot, expert, packed) in moves {
-            self.experts.fill_slot(slot, &packed, queue.stream())?;
-            resident[slot] = expert;
-        }
-        away.place(&table_of(all, &resident), queue.stream())
+        let tell = |resident: &[u32]| away.place(resident, queue.stream());
+        let fill = |slot, packed: &_| self.experts.fill_slot(slot, packed, queue.stream());
+        change_residents(&mut resident, moves, tell, fill)
     }
 
     /// Bytes that a queued call works in, at most: with so many tokens of a type, of which each has so many experts.
@@ -366,7 +357,8 @@ impl LoadedLayer for HostExperts {
 
     fn resident(&self) -> Option<Vec<u32>> {
         self.experts.away()?;
-        Some(self.resident.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        let resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(resident.iter().copied().filter(|&expert| expert != EMPTY).collect())
     }
 
     fn streams_from(&self) -> std::result::Result<Option<usize>, String> {

@@ -9,8 +9,9 @@ use op::{Error, Result};
 
 /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`: in every context, and in the device's addresses.
 const EVERYWHERE: u32 = 1 | 2;
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_OUT_OF_MEMORY`, `…_OPERATING_SYSTEM`, `…_NOT_PERMITTED` and `…_NOT_SUPPORTED`: what drivers say where
+/// pages cannot be held, be it that there are too few, that the system will not, or that a container may not.
+const NOT_HELD: [c_int; 4] = [2, 304, 800, 801];
 
 /// Memory of the host that the device reaches, given back when it is dropped. Its address is the same for both.
 pub struct PinnedMemory {
@@ -38,7 +39,7 @@ impl PinnedMemory {
         let mut start = null_mut();
         // SAFETY: writes one address.
         let status = unsafe { (context.symbols.host_alloc)(&mut start, bytes.max(1), EVERYWHERE) };
-        if status == OUT_OF_MEMORY {
+        if NOT_HELD.contains(&status) {
             return Err(Error::Pinned { bytes, what });
         }
         context.called("cuMemHostAlloc", status)?;
@@ -54,6 +55,16 @@ impl PinnedMemory {
     /// How much there is.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Writes a byte everywhere.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else uses it meanwhile.
+    pub unsafe fn fill(&self, byte: u8) {
+        // SAFETY: there are as many bytes, and nobody else uses them, as the caller promises.
+        unsafe { self.start.write_bytes(byte, self.bytes) };
     }
 
     /// A place in it, behind which there are at least so many bytes.
