@@ -28,7 +28,7 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use format::{Dense, Values};
 use half::{bf16, f16};
@@ -53,6 +53,8 @@ pub struct AwayExperts {
     host: Arc<dyn HostRows>,
     /// What calls with many rows bring over, if they do; or why they do not, though they were to.
     store: std::result::Result<Option<Store>, String>,
+    /// Why they no longer do, once the device had no memory for it.
+    stopped: OnceLock<String>,
     /// What went wrong on the host since the last call.
     failure: Mutex<Option<String>>,
 }
@@ -91,7 +93,8 @@ impl AwayExperts {
             Ok(Store { matrices: matrices.map_err(|error| error.to_string())?, lots, numbers, from })
         };
         let store = stream_from.map(store).transpose();
-        Ok(AwayExperts { experts, table, host: Arc::clone(host), store, failure: Mutex::default() })
+        let (host, stopped, failure) = (Arc::clone(host), OnceLock::new(), Mutex::default());
+        Ok(AwayExperts { experts, table, host, store, stopped, failure })
     }
 
     /// How calls with so many rows bring weights over, if they do.
@@ -105,12 +108,21 @@ impl AwayExperts {
     }
 
     fn brings(&self, rows: usize) -> Option<&Store> {
-        self.store.as_ref().ok()?.as_ref().filter(|store| rows >= store.from)
+        let brings = |store: &&Store| rows >= store.from && self.stopped.get().is_none();
+        self.store.as_ref().ok()?.as_ref().filter(brings)
     }
 
     /// Rows from which on calls bring weights over, if they do; or why they do not, though they were to.
     pub fn streams_from(&self) -> std::result::Result<Option<usize>, String> {
-        self.store.as_ref().map(|store| store.as_ref().map(|store| store.from)).map_err(String::clone)
+        match self.stopped.get() {
+            Some(reason) => Err(reason.clone()),
+            None => self.store.as_ref().map(|store| store.as_ref().map(|store| store.from)).map_err(String::clone),
+        }
+    }
+
+    /// Has no more calls bring weights over, for a reason. Graphs that do go on, in memory that they keep.
+    pub(crate) fn stop(&self, reason: String) {
+        self.stopped.get_or_init(|| reason);
     }
 
     /// Bytes of the host's memory that are kept to be brought over.

@@ -4,6 +4,7 @@
 //! Weights can be multiplied with every type of tokens, and so one copy of them serves all calls; they are in order for
 //! bfloat16, which models have. What a call works with is kept for the next one.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use op::routing::{Router, Scoring};
@@ -36,9 +37,11 @@ pub struct HostExperts {
     views: Mutex<Vec<Arc<DeviceExperts>>>,
     /// The expert in every slot, where the host has the others.
     resident: Mutex<Vec<u32>>,
+    /// Bytes that a call may exchange with the host at a time: more tokens are computed in pieces.
+    exchanged: AtomicUsize,
 }
 
-/// Bytes that a call of a layer in two places may exchange with the host at a time: more tokens are computed in pieces.
+/// Bytes that calls of a layer in two places may exchange with the host at a time, where so many can be pinned.
 const MOST_EXCHANGED: usize = 256 << 20;
 
 /// How tokens on the device find their experts.
@@ -118,19 +121,27 @@ impl HostExperts {
         let mut away = split.map(|split| AwayExperts::new(device, &shape, all, split)).transpose()?;
         let lots = away.as_ref().and_then(AwayExperts::all_lots).copied();
         let by_number = lots.map_or(slots.to_vec(), |lots| experts_by_number(&lots, slots, all));
+        let mut last: Option<(u32, Arc<PackedExpert>)> = None;
         let experts = by_number.into_iter().enumerate().map(|(number, expert)| {
-            let packed = packed(&shape, &mlps[expert as usize])?;
+            // Numbers of nobody's are one expert's.
+            let again = last.take().filter(|(before, _)| *before == expert);
+            let (_, packed) = match again {
+                Some(again) => again,
+                None => (expert, Arc::new(packed(&shape, &mlps[expert as usize])?)),
+            };
+            last = Some((expert, Arc::clone(&packed)));
             if let (Some(away), true) = (&mut away, lots.is_some_and(|lots| number >= lots.first() as usize)) {
                 away.keep(expert as usize, &packed);
             }
-            Ok(Arc::new(packed))
+            Ok(packed)
         });
         let mut experts = DeviceExperts::new(device, shape, experts)?.computed_as(choose);
         if let Some(away) = away {
             experts = experts.among(Arc::new(with_room(away, device)?));
         }
         let (experts, resident) = (Arc::new(experts), Mutex::new(resident));
-        Ok(Self { device, experts, shared, kept: Mutex::default(), views: Mutex::default(), resident })
+        let (kept, views, exchanged) = (Mutex::default(), Mutex::default(), AtomicUsize::new(MOST_EXCHANGED));
+        Ok(Self { device, experts, shared, kept, views, resident, exchanged })
     }
 
     /// Whose kernels compute it.
@@ -205,12 +216,9 @@ impl HostExperts {
         out: DeviceOutput,
         workspace: Option<(u64, usize)>,
     ) -> Result<()> {
-        let (view, calls) = self.calls(tokens, routing, adapted, out)?;
-        for call in &calls {
-            // SAFETY: the caller's promise is the same, and these are parts of its call.
-            unsafe { queue.enqueue_layer(&view, call, workspace) }?;
-        }
-        Ok(())
+        let (view, call) = self.call(tokens, routing, adapted, out)?;
+        // SAFETY: the caller's promise is the same, and these are parts of its call.
+        self.in_pieces((&view, &call), queue, |queue, piece| unsafe { queue.enqueue_layer(&view, piece, workspace) })
     }
 
     /// Does everything that comes before the queueing of the same: compiles, allocates, and makes a graph of the
@@ -222,18 +230,48 @@ impl HostExperts {
         routing: DeviceRouting<'_>,
         out: DeviceOutput,
     ) -> Result<()> {
-        let (view, calls) = self.calls(tokens, routing, None, out)?;
-        calls.iter().try_for_each(|call| queue.prepare_layer(&view, call, None).map(drop))
+        let (view, call) = self.call(tokens, routing, None, out)?;
+        self.in_pieces((&view, &call), queue, |queue, piece| queue.prepare_layer(&view, piece, None).map(drop))
     }
 
-    /// The layer as a call sees it, and the call in pieces.
-    fn calls(
+    /// Does something with a call in pieces, for which experts are not yet found. Where there is too little memory for
+    /// what they need besides, they are made to need less: nothing was queued of them before.
+    fn in_pieces(
+        &self,
+        (view, call): (&Arc<DeviceExperts>, &LayerCall),
+        queue: &mut LaunchQueue,
+        mut act: impl FnMut(&mut LaunchQueue, &LayerCall) -> Result<()>,
+    ) -> Result<()> {
+        let (shape, rows) = (view.shape(), call.tokens as usize * view.shape().top as usize);
+        if call.tokens == 0 {
+            return Ok(());
+        }
+        let Some(away) = view.away() else { return act(queue, call) };
+        loop {
+            let (most, placement) = (self.exchanged.load(Ordering::Relaxed), away.placement(rows));
+            let call = LayerCall { placement: Some(placement), ..*call };
+            let done = pieces(shape, &call, most).iter().try_for_each(|piece| act(queue, piece));
+            let Err(error) = &done else { return done };
+            // What would be computed instead was not prepared.
+            if queue.stream().capturing()?.is_some() {
+                return done;
+            }
+            match less(error, (shape, placement), most) {
+                Some(Less::Exchanged(bytes)) => self.exchanged.store(bytes, Ordering::Relaxed),
+                Some(Less::Brought) => away.stop(format!("weights are no longer brought over: {error}")),
+                None => return done,
+            }
+        }
+    }
+
+    /// The layer as a call sees it, and the call, for which experts are not yet found.
+    fn call(
         &self,
         tokens: DeviceTokens,
         routing: DeviceRouting<'_>,
         adapted: Option<(&Arc<DeviceAdapters>, u64)>,
         out: DeviceOutput,
-    ) -> Result<(Arc<DeviceExperts>, Vec<LayerCall>)> {
+    ) -> Result<(Arc<DeviceExperts>, LayerCall)> {
         let hidden = self.experts.shape().hidden as usize;
         let mismatch = |what, found: String, expected: String| Error::Mismatch { group: 0, what, found, expected };
         if tokens.k != hidden {
@@ -251,8 +289,6 @@ impl HostExperts {
         let (activation, output, top) = (tokens.element, out.element(), u32::try_from(top).unwrap_or(u32::MAX));
         let (adapters, adapter_ids) = adapted.unzip();
         let view = self.view(LayerShape { top, on_input, activation, output, ..*self.experts.shape() }, adapters)?;
-        let rows = tokens.rows * top as usize;
-        let (placement, adapters) = (view.away().map(|away| away.placement(rows)), adapter_ids.unwrap_or(0));
         let choice = match routing {
             DeviceRouting::Logits { logits, router } => view.choice(router, logits)?,
             DeviceRouting::Given { ids, wide, weights, .. } => Choice::Given { ids, wide, weights },
@@ -263,12 +299,11 @@ impl HostExperts {
             x: tokens.place.values,
             choice,
             addend: None,
-            adapters,
-            placement,
+            adapters: adapter_ids.unwrap_or(0),
+            placement: None,
             out: out.address,
         };
-        let calls = if count == 0 { Vec::new() } else { pieces(view.shape(), &call) };
-        Ok((view, calls))
+        Ok((view, call))
     }
 
     /// The layer with its shared expert as a call has it: one that was used before, or a new one over the same weights.
@@ -319,15 +354,13 @@ impl HostExperts {
             // SAFETY: `run` waits for the stream before the caller's slices go, and the place has as many bytes.
             unsafe { place.write(0, bytes, kept.queue.stream()) }?;
         }
-        let rows = tokens as usize * shape.top as usize;
-        let (choice, placement) =
-            (Choice::Given { ids, wide: false, weights }, layer.away().map(|away| away.placement(rows)));
-        let call = LayerCall { tokens, x, choice, addend: None, adapters, placement, out: results };
-        for piece in pieces(layer.shape(), &call) {
+        let choice = Choice::Given { ids, wide: false, weights };
+        let call = LayerCall { tokens, x, choice, addend: None, adapters, placement: None, out: results };
+        self.in_pieces((&layer, &call), &mut kept.queue, |queue, piece| {
             // SAFETY: all of it is in `places`, as large as the layer says, and stays until `run` has waited for the
             // stream.
-            unsafe { kept.queue.enqueue_layer(&layer, &piece, None) }?;
-        }
+            unsafe { queue.enqueue_layer(&layer, piece, None) }
+        })?;
         match &kept.places[4] {
             // SAFETY: `run` waits for the stream, and nobody looks at the results before that.
             Some(place) => unsafe { place.read(0, out.bytes_mut(), kept.queue.stream()) },
@@ -392,7 +425,7 @@ impl LoadedLayer for HostExperts {
 
 /// The same, if there is room on the device for what calls with many rows bring over; else none of them do.
 fn with_room(away: AwayExperts, device: usize) -> Result<AwayExperts> {
-    let Some(needed) = away.all_lots().map(Lots::workspace_bytes) else { return Ok(away) };
+    let Some(needed) = away.all_lots().map(Lots::place_bytes) else { return Ok(away) };
     let (free, _) = Device::of(device)?.context.memory()?;
     if free >= needed {
         return Ok(away);
@@ -403,10 +436,29 @@ fn with_room(away: AwayExperts, device: usize) -> Result<AwayExperts> {
     )))
 }
 
+/// What a call can do without.
+#[derive(Debug, PartialEq)]
+enum Less {
+    /// More memory than so much to exchange with the host at a time.
+    Exchanged(usize),
+    /// Places for weights that are brought over: the host computes their experts.
+    Brought,
+}
+
+/// What a call that failed with an error can do without, if that was for lack of memory: calls of a layer whose bits do
+/// not depend on the batch bring weights over all of them, or none.
+fn less(error: &Error, (shape, placement): (&LayerShape, Placement), most: usize) -> Option<Less> {
+    match error {
+        Error::Pinned { .. } if most > Exchange::of(shape, 1).bytes => Some(Less::Exchanged(most / 4)),
+        Error::DeviceMemory { .. } if placement.brought.is_some() && !shape.invariant => Some(Less::Brought),
+        _ => None,
+    }
+}
+
 /// A call as pieces that exchange no more with the host than they may: itself, where it exchanges nothing.
-fn pieces(shape: &LayerShape, call: &LayerCall) -> Vec<LayerCall> {
-    let Some(placement) = call.placement.filter(|placement| placement.brought.is_none()) else { return vec![*call] };
-    let most = (MOST_EXCHANGED / Exchange::of(shape, 1).bytes).max(1) as u32;
+fn pieces(shape: &LayerShape, call: &LayerCall, most: usize) -> Vec<LayerCall> {
+    let Some(placement) = call.placement.filter(|placement| placement.sends()) else { return vec![*call] };
+    let most = (most / Exchange::of(shape, 1).bytes).max(1) as u32;
     let hidden = shape.hidden as usize;
     let piece = |first: u32| {
         let before = |bytes: usize| u64::from(first) * bytes as u64;
@@ -452,4 +504,53 @@ pub(crate) fn check_operands(call: &LayerOperands<'_>, hidden: usize) -> Result<
         return mismatch("the tokens' scale", global.to_string(), "1 on a GPU; multiply the tokens with it".to_owned());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experts::call::Brought;
+    use crate::families::sm90::Sm90;
+
+    fn placement(brought: bool) -> Placement {
+        let lots = Lots::of(&LayerShape::SMALL, &Sm90, 8, 1 << 20).unwrap();
+        let brought = brought.then_some(Brought { lots, matrices: 0 });
+        Placement { experts: 8, table: [0; 2], brought }
+    }
+
+    #[test]
+    fn a_call_without_the_memory_for_it_does_with_less_as_long_as_it_can() {
+        let pinned = Error::Pinned { bytes: 9, what: "a test" };
+        let device = Error::DeviceMemory { bytes: 9, what: "a test", device: 0, free: 1, total: 2 };
+        let (shape, invariant) = (LayerShape::SMALL, LayerShape { invariant: true, ..LayerShape::SMALL });
+        let one = Exchange::of(&shape, 1).bytes;
+        let found = |error, brought, most| less(error, (&shape, placement(brought)), most);
+        assert_eq!(found(&pinned, false, 8 * one), Some(Less::Exchanged(2 * one)));
+        assert_eq!(found(&pinned, false, one), None, "one token is the least");
+        assert_eq!(found(&device, true, one), Some(Less::Brought));
+        assert_eq!(found(&device, false, one), None, "the host computes already");
+        assert_eq!(less(&device, (&invariant, placement(true)), one), None, "bits may not change");
+        assert_eq!(found(&Error::NoGroups, true, 8 * one), None);
+    }
+
+    #[test]
+    fn pieces_are_all_of_a_call_in_its_order() {
+        let (shape, placement) = (LayerShape { top: 2, ..LayerShape::SMALL }, placement(false));
+        let choice = Choice::Given { ids: 0, wide: true, weights: 0 };
+        let place = Some(placement);
+        let call = LayerCall { tokens: 7, x: 0, choice, addend: None, adapters: 0, placement: place, out: 0 };
+        for (most, counts) in
+            [(usize::MAX, vec![7]), (3 * Exchange::of(&shape, 1).bytes, vec![3, 3, 1]), (0, vec![1; 7])]
+        {
+            let found = pieces(&shape, &call, most);
+            assert_eq!(found.iter().map(|piece| piece.tokens).collect::<Vec<_>>(), counts);
+            let mut before = 0;
+            for piece in found {
+                let choice = Choice::Given { ids: 16 * before, wide: true, weights: 8 * before };
+                let row = u64::from(shape.hidden) * before;
+                assert_eq!((piece.x, piece.out, piece.choice), (2 * row, 2 * row, choice));
+                before += u64::from(piece.tokens);
+            }
+        }
+    }
 }

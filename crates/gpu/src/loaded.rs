@@ -225,6 +225,11 @@ impl DeviceExperts {
     /// The kernels for calls with so many tokens. Where the host computes some experts, it has as large a part of the
     /// rows; where weights are brought over, lots are computed as the whole layer would be.
     pub fn kernels(&self, tokens: u32) -> Result<LayerKernels> {
+        self.kernels_with(tokens, self.lots(tokens))
+    }
+
+    /// The same where weights are brought over so, or not.
+    pub(crate) fn kernels_with(&self, tokens: u32, lots: Option<&Lots>) -> Result<LayerKernels> {
         let Device { family, facts, .. } = self.device;
         let kernels = |chosen: &LayerShape, tokens: u32, shape: &LayerShape| {
             let config = self.choose.choose(&chosen.problem(tokens)?)?;
@@ -232,7 +237,7 @@ impl DeviceExperts {
         };
         let Some(away) = &self.away else { return kernels(&self.shape, tokens, &self.shape) };
         let all = away.experts();
-        if let Some(lots) = self.lots(tokens) {
+        if let Some(lots) = lots {
             let [whole, lot] = [all, lots.each].map(|experts| LayerShape { experts, ..self.shape });
             return kernels(&whole, tokens, &lot);
         }
@@ -311,25 +316,32 @@ impl DeviceExperts {
 
     /// Bytes that a call with so many tokens works in.
     pub fn workspace_bytes(&self, tokens: u32) -> usize {
+        self.workspace_with(tokens, self.lots(tokens)).iter().sum()
+    }
+
+    /// The same where weights are brought over so, or not; and bytes of the places that they are brought to, which may
+    /// lie behind the others.
+    pub(crate) fn workspace_with(&self, tokens: u32, lots: Option<&Lots>) -> [usize; 2] {
         let shared = self.shared.as_ref().map(|shared| &shared.shape);
-        layer::whole_workspace_bytes(&self.shape, self.lots(tokens), shared, tokens)
+        let own = layer::whole_workspace_bytes(&self.shape, lots, shared, tokens);
+        [own, lots.map_or(0, Lots::place_bytes)]
     }
 
-    /// Bytes that a call with so many tokens exchanges with the host.
-    pub fn exchange_bytes(&self, tokens: u32) -> usize {
-        let sends = self.away.is_some() && self.lots(tokens).is_none();
-        if sends { Exchange::of(&self.shape, tokens).bytes } else { 0 }
+    /// Bytes that a call exchanges with the host.
+    pub(crate) fn exchange_bytes(&self, call: &LayerCall) -> usize {
+        let sends = call.placement.is_some_and(|placement| placement.sends());
+        if sends { Exchange::of(&self.shape, call.tokens).bytes } else { 0 }
     }
 
-    /// The launches of a call, for a workspace and for what is exchanged with the host at these addresses; those of the
-    /// shared expert come first.
+    /// The launches of a call, for a workspace, for what is brought over and for what is exchanged with the host at
+    /// these addresses; those of the shared expert come first.
     pub fn launches(
         &self,
         kernels: &LayerKernels,
         call: &LayerCall,
-        [workspace, exchange]: [u64; 2],
+        [workspace, brought, exchange]: [u64; 3],
     ) -> Result<LayerLaunches> {
-        let site = LayerSite { workspace, exchange, multiprocessors: self.device.facts.multiprocessors };
+        let site = LayerSite { workspace, brought, exchange, multiprocessors: self.device.facts.multiprocessors };
         let shared = match &self.shared {
             Some(shared) => Some((&shared.shape, shared.kernels(call.tokens)?, &shared.weights)),
             None => None,

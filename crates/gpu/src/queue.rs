@@ -15,9 +15,11 @@ use super::away::Task;
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Event, Graph, PinnedMemory, Stream, graveyard};
 use super::expand::TokenForm;
-use super::experts::call::{ALIGNMENT, Choice, LayerCall};
+use super::experts::ALIGNMENT;
+use super::experts::call::{Choice, LayerCall};
 use super::experts::kernels::LayerKernels;
 use super::experts::layer::Fetch;
+use super::experts::order;
 use super::families;
 use super::family::Family;
 use super::launch::Launch;
@@ -72,11 +74,13 @@ impl Call {
         }
     }
 
-    /// Bytes that its launches work in.
-    fn workspace_bytes(&self, device: &Device) -> usize {
+    /// Bytes that its launches work in, and of the places that weights are brought to.
+    fn workspace_bytes(&self, device: &Device) -> [usize; 2] {
         match self {
-            Call::Products { problem, config, .. } => launches::workspace_bytes(device.family, problem, config),
-            Call::Layer { layer, call, .. } => layer.upgrade().map_or(0, |layer| layer.workspace_bytes(call.tokens)),
+            Call::Products { problem, config, .. } => [launches::workspace_bytes(device.family, problem, config), 0],
+            Call::Layer { layer, call, .. } => {
+                layer.upgrade().map_or([0; 2], |layer| layer.workspace_with(call.tokens, call.lots()))
+            }
         }
     }
 
@@ -84,13 +88,18 @@ impl Call {
     fn exchange_bytes(&self) -> usize {
         match self {
             Call::Products { .. } => 0,
-            Call::Layer { layer, call, .. } => layer.upgrade().map_or(0, |layer| layer.exchange_bytes(call.tokens)),
+            Call::Layer { layer, call, .. } => layer.upgrade().map_or(0, |layer| layer.exchange_bytes(call)),
         }
     }
 
-    /// Its launches, in a workspace at an address, and what the host does beside them, in memory that both reach.
-    /// Tokens of products are multiplied with the weights' input scales.
-    fn work(&self, device: &'static Device, workspace: u64, exchange: Option<&Arc<PinnedMemory>>) -> Result<Work> {
+    /// Its launches, in a workspace and with places for weights at these addresses, and what the host does beside them,
+    /// in memory that both reach. Tokens of products are multiplied with the weights' input scales.
+    fn work(
+        &self,
+        device: &'static Device,
+        [workspace, brought]: [u64; 2],
+        exchange: Option<&Arc<PinnedMemory>>,
+    ) -> Result<Work> {
         match (self, self.owner()) {
             (Call::Products { problem, config, tokens, outputs, .. }, Some(Owner::Weights(weights))) => {
                 let operands = (&tokens[..], true, &outputs[..]);
@@ -99,7 +108,7 @@ impl Call {
             }
             (Call::Layer { kernels, call, .. }, Some(Owner::Layer(layer))) => {
                 let there = exchange.map_or(0, |exchange| exchange.address());
-                let launches = layer.launches(kernels, call, [workspace, there])?;
+                let launches = layer.launches(kernels, call, [workspace, brought, there])?;
                 let host = launches.host.zip(layer.away()).zip(exchange).map(|((part, away), exchange)| {
                     let (away, exchange) = (Arc::clone(away), Arc::clone(exchange));
                     let task = Arc::new(Task::new(away, exchange, layer.shape(), call.tokens));
@@ -214,28 +223,17 @@ impl Work<EncodedLaunch> {
     /// As for [`Work::queue`].
     unsafe fn queue_with_fetches(&self, stream: &Stream) -> Result<()> {
         let beside = Stream::new(stream.context())?;
-        let mut read: Vec<Event> = Vec::new();
-        let mut brought: Vec<Event> = Vec::new();
-        for (index, launch) in self.launches.iter().enumerate() {
-            if self.fetches.get(brought.len()).is_some_and(|fetch| fetch.at == index) {
-                match brought.len() {
-                    0 => beside.wait_for(&Event::record(stream)?)?,
-                    1 => {}
-                    turn => beside.wait_for(&read[turn - 2])?,
-                }
-                // SAFETY: the caller's promise is the same.
-                unsafe { launch.queue(&beside) }?;
-                brought.push(Event::record(&beside)?);
-                continue;
-            }
-            let reads = self.fetches.get(read.len()).is_some_and(|fetch| fetch.reader == index);
-            if reads {
-                stream.wait_for(&brought[read.len()])?;
+        let turns = order::turns(self.launches.len(), &self.fetches);
+        let mut ends: HashMap<usize, Event> = HashMap::new();
+        for (turn, launch) in turns.iter().zip(&self.launches) {
+            let line = if turn.beside { &beside } else { stream };
+            if let Some(event) = turn.after.and_then(|before| ends.get(&before)) {
+                line.wait_for(event)?;
             }
             // SAFETY: the caller's promise is the same.
-            unsafe { launch.queue(stream) }?;
-            if reads {
-                read.push(Event::record(stream)?);
+            unsafe { launch.queue(line) }?;
+            if turns.iter().any(|later| later.after == Some(turn.launch)) {
+                ends.insert(turn.launch, Event::record(line)?);
             }
         }
         Ok(())
@@ -283,6 +281,8 @@ pub struct Prepared(u64);
 struct Captured {
     id: u64,
     workspace: Option<Arc<DeviceMemory>>,
+    /// What weights are brought to.
+    places: Option<Arc<DeviceMemory>>,
     exchange: Option<Arc<PinnedMemory>>,
     /// Addresses of weights and layers.
     owners: Vec<usize>,
@@ -300,6 +300,8 @@ pub struct LaunchQueue {
     workspace: Option<Arc<DeviceMemory>>,
     /// What is exchanged with the host, where that computes some experts.
     exchange: Option<Arc<PinnedMemory>>,
+    /// What graphs bring weights to, all that are captured here.
+    places: Option<Arc<DeviceMemory>>,
     captured: Option<Captured>,
 }
 
@@ -323,7 +325,8 @@ impl LaunchQueue {
     fn over(device: usize, stream: impl FnOnce(&'static Context) -> Result<Stream>) -> Result<Self> {
         let device = Device::of(device)?;
         let stream = Arc::new(stream(device.context)?);
-        Ok(LaunchQueue { device, stream, ready: HashMap::new(), workspace: None, exchange: None, captured: None })
+        let (ready, workspace, exchange) = (HashMap::new(), None, None);
+        Ok(LaunchQueue { device, stream, ready, workspace, exchange, places: None, captured: None })
     }
 
     /// The stream.
@@ -397,7 +400,7 @@ impl LaunchQueue {
         if self.layer_call(key, layer, call).is_some() {
             return Ok(Prepared(key));
         }
-        self.prepare_layer_with(layer, call, lent, layer.kernels(call.tokens)?)
+        self.prepare_layer_with(layer, call, lent, layer.kernels_with(call.tokens, call.lots())?)
     }
 
     /// The same with these kernels instead of those that would be chosen.
@@ -428,13 +431,14 @@ impl LaunchQueue {
 
     /// Makes a call's launches ready.
     fn remember(&mut self, key: u64, call: Call, lent: Option<(u64, usize)>) -> Result<Prepared> {
+        let [bytes, of_places] = call.workspace_bytes(self.device);
         let workspace = match lent {
             Some(_) => None,
-            None => self.workspace(call.workspace_bytes(self.device))?,
+            None => self.workspace(bytes + of_places)?,
         };
         let exchange = self.exchange(call.exchange_bytes())?;
-        let address = lent.map(|(address, _)| address).or(workspace.as_deref().map(DeviceMemory::address));
-        let work = self.encoded(call.work(self.device, address.unwrap_or(0), exchange.as_ref())?)?;
+        let address = lent.map(|(address, _)| address).or(workspace.as_deref().map(DeviceMemory::address)).unwrap_or(0);
+        let work = self.encoded(call.work(self.device, [address, address + bytes as u64], exchange.as_ref())?)?;
         // Nothing may be waited for in a stream that is being captured, nor another capture begun beside it.
         let capturing = self.stream.capturing()?.is_some();
         self.ready.retain(|_, ready| ready.call.is_alive());
@@ -451,12 +455,13 @@ impl LaunchQueue {
     ///
     /// In a stream that is being captured the launches become part of a graph. The graph keeps what they use: the
     /// weights, and working memory of its own unless that is lent, so that it may be launched beside others and after
-    /// queue and layer are gone.
+    /// queue and layer are gone. But those of one queue that bring weights over, and to no memory that is lent, bring
+    /// them to the same places, which are large: they are launched one after another.
     ///
     /// # Safety
     ///
     /// Tokens and results must lie where they were said to, be as large as the shapes say, overlap nowhere, and stay
-    /// until the stream has done the work; so must memory that is lent.
+    /// until the stream has done the work; so must memory that is lent. Graphs are launched as is said above.
     pub unsafe fn launch(&mut self, call: Prepared) -> Result<()> {
         let known = self.ready.get(&call.0).and_then(|ready| Some((ready, ready.call.owner()?)));
         let Some((ready, owner)) = known else { return Err(Error::Forgotten) };
@@ -499,7 +504,7 @@ impl LaunchQueue {
             Some(kernels) => kernels.clone(),
             None => {
                 self.check_layer(layer, call, lent)?;
-                layer.kernels(call.tokens)?
+                layer.kernels_with(call.tokens, call.lots())?
             }
         };
         let call = Call::Layer { layer: Arc::downgrade(layer), kernels, call: *call };
@@ -516,7 +521,7 @@ impl LaunchQueue {
         let Some(capture) = self.stream.capturing()? else { return Ok(()) };
         let captured = match self.captured.take() {
             Some(captured) if captured.id == capture.id() => captured,
-            _ => Captured { id: capture.id(), workspace: None, exchange: None, owners: Vec::new() },
+            _ => Captured { id: capture.id(), workspace: None, places: None, exchange: None, owners: Vec::new() },
         };
         let captured = self.captured.insert(captured);
         let owner = call.owner().ok_or(Error::Forgotten)?;
@@ -524,19 +529,32 @@ impl LaunchQueue {
             captured.owners.push(owner.address());
             owner.keep(&capture)?;
         }
-        let bytes = if lent.is_some() { 0 } else { call.workspace_bytes(self.device) };
-        if bytes > 0 && captured.workspace.as_ref().is_none_or(|workspace| workspace.bytes() < bytes) {
+        let [bytes, of_places] = call.workspace_bytes(self.device);
+        if lent.is_none() && bytes > 0 && captured.workspace.as_ref().is_none_or(|workspace| workspace.bytes() < bytes)
+        {
             let workspace = Arc::new(DeviceMemory::new(self.stream.context(), "a graph to work in", bytes)?);
             capture.keep(Arc::clone(&workspace))?;
             captured.workspace = Some(workspace);
         }
-        let bytes = call.exchange_bytes();
-        if bytes > 0 && captured.exchange.as_ref().is_none_or(|exchange| exchange.bytes() < bytes) {
-            captured.exchange = Some(Arc::new(PinnedMemory::new(self.stream.context(), EXCHANGED, bytes)?));
+        let too_small = |places: &Option<Arc<DeviceMemory>>| places.as_ref().is_none_or(|it| it.bytes() < of_places);
+        if lent.is_none() && of_places > 0 && too_small(&captured.places) {
+            if too_small(&self.places) {
+                let places = DeviceMemory::new(self.stream.context(), "weights that graphs bring over", of_places)?;
+                // Graphs keep those that they were captured with.
+                self.places.replace(Arc::new(places)).into_iter().for_each(|old| graveyard::bury(Box::new(old)));
+            }
+            if let Some(places) = &self.places {
+                capture.keep(Arc::clone(places))?;
+                captured.places = Some(Arc::clone(places));
+            }
         }
-        let own = captured.workspace.as_deref().map_or(0, DeviceMemory::address);
-        let address = lent.map_or(own, |(address, _)| address);
-        let work = call.work(self.device, address, captured.exchange.as_ref())?;
+        let exchanged = call.exchange_bytes();
+        if exchanged > 0 && captured.exchange.as_ref().is_none_or(|exchange| exchange.bytes() < exchanged) {
+            captured.exchange = Some(Arc::new(PinnedMemory::new(self.stream.context(), EXCHANGED, exchanged)?));
+        }
+        let own = [&captured.workspace, &captured.places].map(|memory| memory.as_ref().map_or(0, |it| it.address()));
+        let addresses = lent.map_or(own, |(address, _)| [address, address + bytes as u64]);
+        let work = call.work(self.device, addresses, captured.exchange.as_ref())?;
         let work = self.encoded(work)?;
         // SAFETY: operands, and memory that is lent, are the caller's promise; the graph keeps weights, working memory
         // and the host's part.
@@ -576,7 +594,7 @@ impl LaunchQueue {
             layer.check(call)?;
         }
         let Some((address, there)) = lent else { return Ok(()) };
-        let bytes = layer.workspace_bytes(call.tokens);
+        let bytes = layer.workspace_with(call.tokens, call.lots()).iter().sum();
         if there < bytes {
             let (what, found) = ("the workspace", format!("{there} bytes"));
             let expected = format!("{bytes} for {} tokens, as workspace_bytes says,", call.tokens);
@@ -656,9 +674,10 @@ impl LaunchQueue {
 
 impl Drop for LaunchQueue {
     fn drop(&mut self) {
-        if (self.workspace.is_some() || self.exchange.is_some()) && !device::waited_for(&self.stream) {
-            let ready = std::mem::take(&mut self.ready);
-            graveyard::bury(Box::new((ready, self.workspace.take(), self.exchange.take())));
+        let holds = [&self.workspace, &self.places].iter().any(|memory| memory.is_some()) || self.exchange.is_some();
+        if holds && !device::waited_for(&self.stream) {
+            let (ready, memory) = (std::mem::take(&mut self.ready), [self.workspace.take(), self.places.take()]);
+            graveyard::bury(Box::new((ready, memory, self.exchange.take())));
         }
     }
 }

@@ -168,7 +168,7 @@ fn of_layer(family: &str, name: &str, tokens: u32, config: &str) -> Vec<ptx::Ker
     let config = config.parse::<Request>().unwrap().complete().expect("a whole configuration");
     let kernels = LayerKernels::new(family, &shape, &config, &facts(family)).unwrap();
     let call = LayerCall { tokens, x: 0, choice, addend: None, adapters: 0, placement: None, out: 0 };
-    let site = LayerSite { workspace: 0, exchange: 0, multiprocessors: 132 };
+    let site = LayerSite { workspace: 0, brought: 0, exchange: 0, multiprocessors: 132 };
     let launches = layer::launches(&shape, &kernels, &LayerWeights::default(), &call, site).all;
     launches.iter().map(|launch| launch.kernel.build().unwrap()).collect()
 }

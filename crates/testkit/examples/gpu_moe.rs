@@ -284,7 +284,7 @@ fn mx_timing() -> Result<Value> {
             ("mxfp4 as planned", &placed_own, kernels(&shape, &shape)?),
         ];
         let encode = |placed: &DeviceExperts, kernels: &LayerKernels, turn: usize| -> Result<Vec<EncodedLaunch>> {
-            let launches = placed.launches(kernels, &tensors[turn].call(router), [space.address(), 0])?.all;
+            let launches = placed.launches(kernels, &tensors[turn].call(router), [space.address(), 0, 0])?.all;
             let encode = |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
             launches.iter().map(encode).collect()
         };
@@ -617,7 +617,7 @@ fn timing(precision: Precision) -> Result<Value> {
             let chosen = placed.kernels(tokens as u32)?;
             let encode = |kernels: &LayerKernels, turn: usize, space: usize| -> Result<Vec<EncodedLaunch>> {
                 let call = tensors[turn].call(router);
-                let launches = placed.launches(kernels, &call, [spaces[space].address(), 0])?.all;
+                let launches = placed.launches(kernels, &call, [spaces[space].address(), 0, 0])?.all;
                 launches
                     .iter()
                     .map(|launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch))
@@ -640,7 +640,7 @@ fn timing(precision: Precision) -> Result<Value> {
                 (0..calls[0].len()).map(kernel).collect()
             };
             let names: Vec<String> = placed
-                .launches(&chosen, &tensors[0].call(router), [spaces[0].address(), 0])?
+                .launches(&chosen, &tensors[0].call(router), [spaces[0].address(), 0, 0])?
                 .all
                 .iter()
                 .map(|launch| launch.kernel.build().map(|kernel| kernel.name))
@@ -694,7 +694,7 @@ fn fp8_beside() -> Result<Value> {
                 for (us, (_, placed)) in us.iter_mut().zip(&both) {
                     let kernels = placed.kernels(tokens as u32)?;
                     let encode = |turn: &Tensors| -> Result<Vec<EncodedLaunch>> {
-                        let launches = placed.launches(&kernels, &turn.call(router), [space.address(), 0])?.all;
+                        let launches = placed.launches(&kernels, &turn.call(router), [space.address(), 0, 0])?.all;
                         let encode =
                             |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
                         launches.iter().map(encode).collect()
@@ -762,7 +762,7 @@ fn parts(precision: Precision) -> Result<Value> {
             let spaces = (0..turns).map(|_| DeviceMemory::new(context, "a workspace", bytes));
             let spaces = spaces.collect::<Result<Vec<_>>>()?;
             let kernels = placed.kernels(tokens as u32)?;
-            let launches = placed.launches(&kernels, &tensors[0].call(router), [spaces[0].address(), 0])?.all;
+            let launches = placed.launches(&kernels, &tensors[0].call(router), [spaces[0].address(), 0, 0])?.all;
             let is_product = |launch: &Launch| launch.kernel.downcast::<MultiplySpec>().is_some();
             let products = || (0..launches.len()).filter(|&index| is_product(&launches[index]));
             let mut times = Vec::new();
@@ -772,7 +772,7 @@ fn parts(precision: Precision) -> Result<Value> {
                 }
                 let encode = |turn: usize| -> Result<Vec<EncodedLaunch>> {
                     let launches =
-                        placed.launches(&kernels, &tensors[turn].call(router), [spaces[turn].address(), 0])?.all;
+                        placed.launches(&kernels, &tensors[turn].call(router), [spaces[turn].address(), 0, 0])?.all;
                     let encode = |mut launch: Launch| {
                         if let Some(spec) = launch.kernel.downcast::<MultiplySpec>() {
                             launch.kernel = Without(spec, left_out).into();

@@ -3,13 +3,11 @@
 
 use op::Output;
 
+use super::ALIGNMENT;
 use super::adapt::AdapterPlaces;
 use super::lots::Lots;
 use super::route::RouteSpec;
 use super::shape::LayerShape;
-
-/// What every part of a workspace, and of what is exchanged, begins at a multiple of.
-pub(crate) const ALIGNMENT: u64 = 256;
 
 /// Where a layer's weights are. An expert's matrices lie one after another, and the next expert's behind them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -78,6 +76,13 @@ pub struct LayerCall {
     pub out: u64,
 }
 
+impl LayerCall {
+    /// How it brings weights over, if it does.
+    pub(crate) fn lots(&self) -> Option<&Lots> {
+        Some(&self.placement.as_ref()?.brought.as_ref()?.lots)
+    }
+}
+
 /// Where the device's memory says which experts it has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Placement {
@@ -92,7 +97,7 @@ pub struct Placement {
 
 impl Placement {
     /// Whether the host computes rows.
-    pub(super) fn sends(&self) -> bool {
+    pub(crate) fn sends(&self) -> bool {
         self.brought.is_none()
     }
 }

@@ -16,7 +16,7 @@ use ptx::Feature;
 
 use super::adapt::{AdaptSpec, AdaptedShape};
 use super::between::{BetweenSpec, Form};
-use super::call::{ALIGNMENT, Brought, Choice, Exchange, LayerCall, LayerWeights, Placement};
+use super::call::{Brought, Choice, Exchange, LayerCall, LayerWeights, Placement};
 use super::combine::CombineSpec;
 use super::fetch::{self, FetchSpec};
 use super::kernels::LayerKernels;
@@ -27,7 +27,7 @@ use super::send::{self, SendSpec};
 use super::shape::{LayerShape, Step};
 use super::share::{self, ShareSpec};
 use super::sort::{Ids, MOST_ROUTED, Rows, SortSpec};
-use super::{For, Portable};
+use super::{ALIGNMENT, For, Portable};
 use crate::expand::{Float, TokenForm};
 use crate::expansion::{self, Segment};
 use crate::families::experts;
@@ -73,8 +73,9 @@ struct Between {
 }
 
 impl Between {
-    /// Places for so many tokens, from an address on. Where weights are brought over, the shape's experts are numbers.
-    fn at(shape: &LayerShape, tokens: u32, lots: Option<&Lots>, start: u64) -> Self {
+    /// Places for so many tokens, from an address on. Where weights are brought over, to another, the shape's experts
+    /// are numbers.
+    fn at(shape: &LayerShape, tokens: u32, lots: Option<&Lots>, [start, brought]: [u64; 2]) -> Self {
         let mut end = start;
         let mut take = |bytes: u64| {
             let at = end;
@@ -107,7 +108,7 @@ impl Between {
             chosen: take(shape.adapted.map_or(0, |_| 4 * entries)),
             deltas: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
             of_slots: take(lots.map_or(0, |lots| u64::from(lots.of_slots) * lots.layout_bytes())),
-            brought: [0, 1].map(|_| lots.map_or([0; 2], |lots| [lots.layout_bytes(), lots.lot_bytes()]).map(&mut take)),
+            brought: lots.map_or([[0; 2]; 2], |lots| lots.places(brought)),
             end: 0,
         };
         places.end = end;
@@ -115,9 +116,10 @@ impl Between {
     }
 }
 
-/// Bytes that [`launches`] need to work in, for so many tokens, with weights that are brought over or without.
+/// Bytes that [`launches`] need to work in, for so many tokens, with weights that are brought over or without: the
+/// places that those are brought to are not among them.
 pub fn workspace_bytes(shape: &LayerShape, lots: Option<&Lots>, tokens: u32) -> usize {
-    Between::at(&numbered(shape, lots), tokens, lots, 0).end as usize
+    Between::at(&numbered(shape, lots), tokens, lots, [0; 2]).end as usize
 }
 
 /// The layer whose experts are the numbers that rows are sorted by.
@@ -158,6 +160,8 @@ pub(crate) fn around(shape: &LayerShape, tokens: u32) -> Vec<(&'static str, f64)
 pub struct LayerSite {
     /// The address of the workspace, a multiple of 256.
     pub workspace: u64,
+    /// That of the places that weights are brought to, [`Lots::place_bytes`] of them, where weights are.
+    pub brought: u64,
     /// The address of what is exchanged with the host, a multiple of 256, where some experts are there.
     pub exchange: u64,
     /// Multiprocessors that the launches are made for.
@@ -206,9 +210,9 @@ pub fn launches(
         return LayerLaunches::default();
     }
     let brought = call.placement.and_then(|placement| placement.brought);
-    let lots = brought.as_ref().map(|brought| &brought.lots);
+    let lots = call.lots();
     let numbered = numbered(shape, lots);
-    let between = Between::at(&numbered, call.tokens, lots, site.workspace);
+    let between = Between::at(&numbered, call.tokens, lots, [site.workspace, site.brought]);
     let entries = call.tokens * shape.top;
     let maker = Maker { shape: &numbered, kernels, weights, call, between, entries, site };
     let mut all: Vec<Launch> = maker.route().into_iter().chain(maker.share()).chain(maker.place()).collect();

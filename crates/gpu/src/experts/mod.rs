@@ -8,7 +8,7 @@
 //! weighs an expert that computes every token, where it has a gate of its own. `adapt` adds what low-rank adapters do
 //! to both products. Where some experts are not in the device's memory, `place` tells theirs from the others' entries,
 //! `send` brings their tokens to the host, and [`crate::away`] has it compute them meanwhile; or, with many rows,
-//! `fetch` brings their weights to the device, `lots` by lots.
+//! `fetch` brings their weights to the device, `lots` by lots, in the `order` that keeps them from being overwritten.
 
 pub mod adapt;
 pub mod between;
@@ -18,6 +18,7 @@ pub mod fetch;
 pub mod kernels;
 pub mod layer;
 pub mod lots;
+pub(crate) mod order;
 pub mod packed;
 pub mod place;
 pub mod plan;
@@ -33,6 +34,9 @@ use std::hash::Hash;
 use ptx::{Addr, Builder, Error, Feature, Global, Kernel, Reg, Target, U32, U64};
 
 use crate::launch::Spec;
+
+/// What every part of a workspace, and of what is exchanged with the host, begins at a multiple of.
+pub(crate) const ALIGNMENT: u64 = 256;
 
 /// A kernel that runs on every GPU for which there are products.
 pub trait Portable: Copy + fmt::Debug + Eq + Hash + Send + Sync + 'static {

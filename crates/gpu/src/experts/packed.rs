@@ -168,32 +168,19 @@ impl Numbers {
 
 #[cfg(test)]
 mod tests {
-    use format::{Matrix, Scaling};
-    use op::{Activation, Alone, Gate, Output, Weights};
+    use format::Matrix;
+    use op::{Alone, Gate, Weights};
 
     use super::*;
     use crate::families::sm90::Sm90;
-    use crate::pack::Codes;
 
     const SHAPE: LayerShape = LayerShape {
-        experts: 2,
-        top: 1,
         hidden: 32,
         inner: 16,
         gate: Gate::None,
         biased: true,
-        on_input: false,
-        gated: false,
-        activation: Activation::BF16,
-        intermediate: Intermediate::Tokens,
-        precision: Precision::Exact,
         scaled: [true, false],
-        invariant: false,
-        codes: Codes::Bfloats,
-        scaling: Scaling::NvFp4,
-        partial: Output::F32,
-        output: Output::F32,
-        adapted: None,
+        ..LayerShape::SMALL
     };
 
     fn plain(rows: usize, k: usize) -> Weights<'static> {

@@ -58,6 +58,29 @@ pub struct LayerShape {
 }
 
 impl LayerShape {
+    /// A layer for tests.
+    #[cfg(test)]
+    pub(crate) const SMALL: LayerShape = LayerShape {
+        experts: 2,
+        top: 1,
+        hidden: 64,
+        inner: 64,
+        gate: Gate::Silu,
+        biased: false,
+        on_input: false,
+        gated: false,
+        activation: Activation::BF16,
+        intermediate: Intermediate::Tokens,
+        precision: Precision::Exact,
+        scaled: [false; 2],
+        invariant: false,
+        codes: Codes::Bfloats,
+        scaling: Scaling::NvFp4,
+        partial: Output::F32,
+        output: Output::BF16,
+        adapted: None,
+    };
+
     /// The sizes of some MLPs and what they compute, as a layer of them with tokens and results in single precision.
     pub fn of(mlps: &[MlpWeights<'_>], gate: Gate, intermediate: Intermediate) -> Self {
         let [hidden, inner, _] = mlps[0].widths().map(|width| width as u32);

@@ -1,6 +1,8 @@
 //! Whole layers in the simulator: the launches that `cuda` queues for the same call, in a memory that is made anew for
 //! each.
 
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use format::{Dense, Values};
@@ -10,7 +12,7 @@ use op::{
     Activation, Adapters, Choose, Error, HostCall, LayerOperands, LayerSpec, LoadedLayer, MlpWeights, Result, Split,
     Team,
 };
-use sim::{Gpu, Rules};
+use sim::{Gpu, Rules, Schedule};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
 use crate::away::{check_resident, experts_by_number, numbers_of, slots_for, table_of};
@@ -19,6 +21,7 @@ use crate::experts::call::{Brought, Choice, Exchange, LayerCall, LayerWeights, P
 use crate::experts::kernels::LayerKernels;
 use crate::experts::layer::{self, LayerSite};
 use crate::experts::lots::Lots;
+use crate::experts::order::{Turn, turns};
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::experts::shape::LayerShape;
 use crate::host::check_operands;
@@ -109,13 +112,17 @@ impl Packed {
         let scaling = on.family.scaling(shape.scaling);
         let shape = LayerShape { experts, scaling, invariant: spec.batch_invariant, gated, ..shape };
         let (mut matrices, mut numbers) = (Vec::new(), Numbers::default());
+        let mut known: HashMap<u32, PackedExpert> = HashMap::new();
         for &expert in slots {
-            let mut packed = PackedExpert::new((on.family, team), &shape, &mlps[expert as usize])?;
-            if let Some(vector) = gate {
-                packed = packed.with_gate(vector);
-            }
+            let packed = match known.entry(expert) {
+                Entry::Occupied(packed) => packed.into_mut(),
+                Entry::Vacant(place) => {
+                    let packed = PackedExpert::new((on.family, team), &shape, &mlps[expert as usize])?;
+                    place.insert(gate.map_or(packed.clone(), |vector| packed.with_gate(vector)))
+                }
+            };
             matrices.extend(packed.matrices());
-            numbers.add(&packed);
+            numbers.add(packed);
         }
         numbers.check(&shape)?;
         Ok(Packed { shape, matrices, numbers })
@@ -179,6 +186,20 @@ fn received(like: &Dense<'_>, bytes: &[u8]) -> Result<Dense<'static>> {
         Values::F32(_) => bytemuck::pod_collect_to_vec::<u8, f32>(bytes).into(),
     };
     Ok(Dense::new(like.rows(), like.k(), values, 1.0)?)
+}
+
+/// Launches in an order in which a device may come to them: those beside the others as early as they may begin, or as
+/// late. What can never begin is left out.
+fn arrivals(turns: &[Turn], late: bool) -> Vec<usize> {
+    let mut lines =
+        [late, !late].map(|first| turns.iter().filter(|turn| turn.beside != first).collect::<VecDeque<_>>());
+    let (mut done, mut order) = (vec![false; turns.len()], Vec::new());
+    loop {
+        let ready = |line: &VecDeque<&Turn>| line.front().is_some_and(|turn| turn.after.is_none_or(|it| done[it]));
+        let Some(turn) = lines.iter_mut().find(|line| ready(line)).and_then(VecDeque::pop_front) else { return order };
+        done[turn.launch] = true;
+        order.push(turn.launch);
+    }
 }
 
 /// Steps of both products, where each expert has so many rows.
@@ -280,6 +301,7 @@ impl LoadedLayer for SimulatedLayer {
         // show.
         let bytes = layer::whole_workspace_bytes(&shape, store.map(|store| &store.lots), shared.as_ref(), count);
         let workspace = gpu.upload("workspace", &vec![0xFF; bytes]);
+        let places = store.map(|store| gpu.upload("brought over", &vec![0xFF; store.lots.place_bytes()]));
         let exchange = Exchange::of(&shape, count);
         let sending = self.away.as_ref().filter(|_| store.is_none());
         let exchanged = sending.map(|_| gpu.upload("exchanged with the host", &vec![0xFF; exchange.bytes]));
@@ -295,7 +317,8 @@ impl LoadedLayer for SimulatedLayer {
         let of_all = shared.as_ref().zip(shared_kernels.as_ref()).zip(shared_weights.as_ref());
         let of_all = of_all.map(|((shape, kernels), weights)| (shape, kernels, weights));
         let (workspace, there) = (workspace.address, exchanged.map_or(0, |exchanged| exchanged.address));
-        let site = LayerSite { workspace, exchange: there, multiprocessors: MULTIPROCESSORS };
+        let places = places.map_or(0, |places| places.address);
+        let site = LayerSite { workspace, brought: places, exchange: there, multiprocessors: MULTIPROCESSORS };
         let launches = layer::whole_launches((&shape, &kernels, &own_weights), of_all, &call, site);
         let encoded = simulated_launches(&launches.all)?;
         let sequence: Vec<_> = encoded.iter().map(|(kernel, launch)| (kernel, launch)).collect();
@@ -315,11 +338,12 @@ impl LoadedLayer for SimulatedLayer {
             gpu.write(exchanged, exchange.rows, bytemuck::cast_slice(&rows));
         }
         // Where weights are brought over, some launches wait for those before them to end.
-        let mut rest = &sequence[before_host..];
-        for together in launches.all[before_host..].chunk_by(|_, next| store.is_none() || next.overlapping) {
-            let (first, behind) = rest.split_at(together.len());
-            gpu.run_sequence(first, self.on.schedule).map_err(|fault| Error::Fault(fault))?;
-            rest = behind;
+        let turns = turns(sequence.len(), &launches.fetches);
+        let order = arrivals(&turns, self.on.schedule == Schedule::Latest);
+        let overlaps = |_: &usize, next: &usize| store.is_none() || launches.all[*next].overlapping;
+        for together in order[before_host..].chunk_by(overlaps) {
+            let together: Vec<_> = together.iter().map(|&launch| sequence[launch]).collect();
+            gpu.run_sequence(&together, self.on.schedule).map_err(|fault| Error::Fault(fault))?;
         }
         let found = gpu.download(out).map_err(|first| Error::Unwritten { first })?;
         let mut target = operands.target;

@@ -164,7 +164,7 @@ impl Attempts {
         let out = machine.upload(&vec![0xFF; whole.tokens * hidden * problem.output().bytes()])?;
         let workspace = machine.upload(&vec![0xFF; layer::workspace_bytes(&shape, None, count)])?;
         let call = LayerCall { tokens: count, x, choice, addend: None, adapters: 0, placement: None, out };
-        let site = LayerSite { workspace, exchange: 0, multiprocessors: MULTIPROCESSORS };
+        let site = LayerSite { workspace, brought: 0, exchange: 0, multiprocessors: MULTIPROCESSORS };
         machine.run(&layer::launches(&shape, &kernels, &placed, &call, site).all)?;
 
         let found = results(machine, out, whole.tokens * hidden, problem.output())?;

@@ -160,7 +160,7 @@ impl Trial {
 
     /// The kernels of a call, and how they are launched.
     fn launches(&self, kernels: &LayerKernels) -> Vec<(Kernel, Invocation)> {
-        let site = LayerSite { workspace: self.workspace.address, exchange: 0, multiprocessors: 3 };
+        let site = LayerSite { workspace: self.workspace.address, brought: 0, exchange: 0, multiprocessors: 3 };
         let launches = layer::launches(&self.layer.shape, kernels, &self.weights, &self.call, site).all;
         let built = launches.iter().map(|launch| {
             let args = launch.arguments.iter().map(argument).collect();
