@@ -220,8 +220,8 @@ unsafe impl Backend for Cuda {
         fp8::segments(scaling, activation)
     }
 
-    fn layer_bytes(&self, layer: &LayerSpec<'_>) -> Option<[usize; 2]> {
-        LayerShape::suits(layer).then_some(LayerShape::bytes_of(layer, Device::of(self.device).ok()?.family))
+    fn layer_bytes(&self, layer: &LayerSpec<'_>, brought: bool) -> Option<[usize; 2]> {
+        LayerShape::suits(layer).then_some(LayerShape::bytes_of(layer, Device::of(self.device).ok()?.family, brought))
     }
 
     fn load_layer(

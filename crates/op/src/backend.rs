@@ -216,9 +216,10 @@ pub unsafe trait Backend: Send + Sync {
         Segments::Blocks
     }
 
-    /// Bytes that each expert of a layer takes where this backend computes it, and those of its shared one; nothing
-    /// where it does not compute layers of that kind whole.
-    fn layer_bytes(&self, _layer: &LayerSpec<'_>) -> Option<[usize; 2]> {
+    /// Bytes that each expert of a layer takes where this backend computes it, and those that are taken whichever
+    /// experts are there: of its shared one, and where weights of others are brought over of what goes with them;
+    /// nothing where it does not compute layers of that kind whole.
+    fn layer_bytes(&self, _layer: &LayerSpec<'_>, _brought: bool) -> Option<[usize; 2]> {
         None
     }
 

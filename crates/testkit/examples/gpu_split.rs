@@ -84,7 +84,7 @@ fn divided(instance: &Instance, intermediate: Intermediate, slots: usize) -> Res
     let spec =
         LayerSpec { weights: &weights, intermediate, precision: Precision::Exact, batch_invariant: false, split: None };
     let cuda = hammerhead::backends::by_name("cuda")?;
-    let [each, always] = cuda.layer_bytes(&spec).expect("a layer that there are kernels for");
+    let [each, always] = cuda.layer_bytes(&spec, false).expect("a layer that there are kernels for");
     Ok(LayerOptions { intermediate, gpu_bytes: Some(always + slots * each), ..LayerOptions::default() })
 }
 

@@ -25,7 +25,7 @@ const THREADS: u32 = 128;
 const SCALES: usize = 126;
 /// Words of a table: 128 at which the scale changes, of which the first is not looked at and the last are never
 /// reached; then for each scale the seven at which codes change, and the scale itself.
-const TABLE_WORDS: usize = SCALE_WORDS + 8 * SCALES;
+pub(super) const TABLE_WORDS: usize = SCALE_WORDS + 8 * SCALES;
 const SCALE_WORDS: usize = 128;
 /// The bits of infinity, above which a magnitude is no number.
 const INFINITE: u32 = 0x7F80_0000;

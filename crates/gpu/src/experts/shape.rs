@@ -2,11 +2,12 @@
 
 use format::Scaling;
 use op::{
-    Activation, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Precision, Problem, Result, Shape, Whole,
+    Activation, Error, Gate, Intermediate, LayerSpec, MlpWeights, Output, Precision, Problem, Result, Shape,
+    SharedWeights, Whole,
 };
 
 use super::adapt::AdaptedShape;
-use super::between::Form;
+use super::between::{self, Form};
 use super::route;
 use crate::family::Family;
 use crate::pack::Codes;
@@ -276,8 +277,10 @@ impl LayerShape {
         all
     }
 
-    /// Bytes of memory that each expert of a layer takes for a family's kernels, and those of its shared one.
-    pub fn bytes_of(spec: &LayerSpec<'_>, family: &dyn Family) -> [usize; 2] {
+    /// Bytes of memory that each expert of a layer takes for a family's kernels, and those that are taken whichever are
+    /// there: of its shared one, and where weights of others are brought over, of what all numbers have beside their
+    /// matrices, of which there are twice as many as experts at most beyond slots.
+    pub fn bytes_of(spec: &LayerSpec<'_>, family: &dyn Family, brought: bool) -> [usize; 2] {
         let bytes = |mlps: &[MlpWeights<'_>]| {
             let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate);
             let [hidden, inner] = [shape.hidden, shape.inner].map(|size| size as usize);
@@ -285,10 +288,14 @@ impl LayerShape {
             let biases = of(shape.biased, shape.gate.matrices() * inner + hidden);
             let scales = of(shape.scaled[0], hidden) + of(shape.scaled[1], inner);
             let lifts = if spec.precision == Precision::Fp8 { LIFT_BYTES as usize } else { 0 };
-            shape.matrix_bytes(family).iter().sum::<usize>() + FACTOR_BYTES as usize + biases + scales + lifts
+            let tables = of(spec.intermediate == Intermediate::NvFp4, between::TABLE_WORDS);
+            let beside = FACTOR_BYTES as usize + biases + scales + lifts + tables;
+            [shape.matrix_bytes(family).iter().sum::<usize>(), beside]
         };
-        let shared = spec.weights.shared().map_or(0, |shared| bytes(std::slice::from_ref(shared.mlp())));
-        [bytes(spec.weights.experts()), shared]
+        let of_all = |shared: &SharedWeights<'_>| bytes(std::slice::from_ref(shared.mlp())).iter().sum();
+        let ([matrices, beside], experts) = (bytes(spec.weights.experts()), spec.weights.experts().len());
+        let always = spec.weights.shared().map_or(0, of_all) + if brought { 2 * experts * beside } else { 0 };
+        [matrices + beside, always]
     }
 
     /// The first product: gate and up.

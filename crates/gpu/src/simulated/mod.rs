@@ -269,8 +269,8 @@ unsafe impl Backend for Simulated {
         fp8::segments(scaling, activation)
     }
 
-    fn layer_bytes(&self, layer: &LayerSpec<'_>) -> Option<[usize; 2]> {
-        LayerShape::suits(layer).then_some(LayerShape::bytes_of(layer, self.family))
+    fn layer_bytes(&self, layer: &LayerSpec<'_>, brought: bool) -> Option<[usize; 2]> {
+        LayerShape::suits(layer).then_some(LayerShape::bytes_of(layer, self.family, brought))
     }
 
     fn load_layer(

@@ -41,13 +41,14 @@ impl WholeLayer {
         spec.check()?;
         let load = |backend: &'static dyn Backend| {
             let planner = Arc::new(engine.layer_planner(backend));
-            let room = gpu_bytes.zip(backend.layer_bytes(&spec));
+            let stream_from = stream_from(sizes.options.stream, sizes.experts);
+            let room = gpu_bytes.zip(backend.layer_bytes(&spec, stream_from.is_some()));
             let resident = room.map(|(bytes, taken)| resident(bytes, taken, sizes.experts)).transpose()?.flatten();
             precision.check_places(resident.is_some())?;
+            check_bits(batch_invariant, stream_from.filter(|_| resident.is_some()))?;
             let of_host = |resident: Vec<u32>| {
                 let host = ProcessorExperts::new(engine, weights.experts(), weights.gate(), sizes.options)?;
                 let host = Arc::new(host);
-                let stream_from = stream_from(sizes.options.stream, sizes.experts);
                 Ok::<_, Error>((Split { resident, host: Arc::<ProcessorExperts>::clone(&host), stream_from }, host))
             };
             let (split, host) = resident.map(of_host).transpose()?.unzip();
@@ -143,6 +144,20 @@ fn stream_from(stream: Streaming, experts: usize) -> Option<usize> {
         Streaming::Never => None,
         Streaming::Planned => Some(PLANNED_ROWS * experts),
         Streaming::From(rows) => Some(rows),
+    }
+}
+
+/// Refuses calls of which some bring weights over and others do not, where a token's bits may not depend on how many
+/// others there are: the processor adds in another order.
+fn check_bits(batch_invariant: bool, stream_from: Option<usize>) -> Result<()> {
+    match stream_from {
+        Some(rows) if batch_invariant && rows > 1 => Err(Error::Mismatch {
+            group: 0,
+            what: "the number of rows from which on weights are brought over (stream)",
+            found: rows.to_string(),
+            expected: "1, all calls, for a layer that is batch_invariant; or do without one of the two".to_owned(),
+        }),
+        _ => Ok(()),
     }
 }
 

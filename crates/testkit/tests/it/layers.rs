@@ -1,15 +1,20 @@
 //! Whole layers of experts on every CPU backend, and in the simulator of every family: against the reference, in every
 //! way to the same bits, and what is refused.
 
+use std::sync::Arc;
+
 use format::{Dense, Values};
+use gpu::Simulated;
+use gpu::experts::plan::Cheapest;
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::{
     Activation, Backend, Engine, Error, ExpertWeights, Experts, Gate, Ids, Intermediate, LayerOptions, Mlp, MlpWeights,
     Options, Output, Precision, Routed, Streaming, Target, Weights, backends, cpu,
 };
 use hammerhead_testkit::moe::{self, Instance, Model};
-use op::LayerSpec;
+use op::{Alone, HostCall, HostRows, LayerOperands, LayerSpec, Split, Team};
 use rayon::prelude::*;
+use sim::Schedule;
 
 const DENSE: [Activation; 3] = [Activation::BF16, Activation::F32, Activation::F16];
 
@@ -127,7 +132,7 @@ fn divided(
 ) -> LayerOptions {
     let precision = Precision::Exact;
     let spec = LayerSpec { weights, intermediate, precision, batch_invariant, split: None };
-    let [each, always] = backend.layer_bytes(&spec).unwrap();
+    let [each, always] = backend.layer_bytes(&spec, false).unwrap();
     // Just not enough for one more.
     let gpu_bytes = Some(always + (slots + 1) * each - 1);
     LayerOptions { intermediate, batch_invariant, gpu_bytes, ..LayerOptions::default() }
@@ -200,19 +205,101 @@ fn rows_have_the_bits_of_the_place_that_computes_them_and_ids_of_nobody_add_noth
 fn experts_that_are_brought_over_have_the_bits_of_a_layer_on_the_device() {
     in_two_places(|Parted { name, backend, weights, operands, options, slots, output }| {
         let (engine, (tokens, routed)) = (engine(backend.name(), 2), operands);
+        let what = format!("{name} on {}, {slots} there", backend.name());
         let found = |options| {
             let layer = Experts::new(&engine, weights, options).unwrap();
+            assert!(layer.resident().is_none_or(|held| held.len() == slots), "{what}");
             bits(&layer.run(&engine, tokens, routed, output).unwrap())
         };
-        let rows = routed.ids().len();
-        let from = |rows| LayerOptions { stream: Streaming::From(rows), ..options };
+        // All calls where bits may not depend on the batch.
+        let rows = if options.batch_invariant { 1 } else { routed.ids().len() };
+        let from = |rows| bringing(backend, weights, options, rows);
         let whole = found(LayerOptions { gpu_bytes: None, ..options });
-        let what = format!("{name} on {}, {slots} there", backend.name());
         assert!(found(from(rows)) == whole, "{what}: bits of the device's");
-        // One row less than it takes, and the processor computes as ever.
-        assert!(found(from(rows + 1)) == found(options), "{what}: too few");
+        if !options.batch_invariant {
+            // One row less than it takes, and the processor computes as ever.
+            assert!(found(from(rows + 1)) == found(options), "{what}: too few");
+        }
         assert_right(&what, backend, (weights, from(rows)), operands, output);
     });
+}
+
+/// A host that is asked for nothing.
+#[derive(Debug)]
+struct Unasked;
+
+impl HostRows for Unasked {
+    fn compute(&self, _: HostCall<'_>) -> Result<(), Error> {
+        panic!("weights are brought over in this call");
+    }
+}
+
+#[test]
+fn weights_may_come_over_as_early_and_as_late_as_their_order_allows() {
+    let instance = model("deepseek-v3").instance(7, Activation::BF16, usize::MAX, 1).unwrap();
+    let (weights, routed) = (&instance.weights().unwrap(), instance.routed().unwrap());
+    assert!(weights.experts().len() > 9, "four lots and more");
+    let schedules = [Schedule::Earliest, Schedule::Latest];
+    let cases = simulators().flat_map(|backend| schedules.map(|schedule| (backend.name(), schedule)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(name, schedule)| {
+        let on = Simulated::by_name(name).unwrap().under(schedule);
+        let found = |split: Option<&Split>| {
+            let (intermediate, precision) = (Intermediate::Tokens, Precision::Exact);
+            let spec = LayerSpec { weights, intermediate, precision, batch_invariant: false, split };
+            let choose = Arc::new(Cheapest { family: on.family(), facts: on.facts() });
+            let layer = on.load_layer(&spec, choose, &Team::new(Alone)).unwrap().unwrap();
+            let mut found = vec![0f32; instance.tokens.rows() * instance.tokens.k()];
+            let operands = LayerOperands {
+                tokens: &instance.tokens,
+                ids: routed.ids(),
+                weights: routed.weights(),
+                top: routed.top_k(),
+                on_input: routed.is_on_input(),
+                adapted: None,
+                target: Target::F32(&mut found),
+            };
+            layer.run(operands).unwrap();
+            found
+        };
+        let split = Split { resident: vec![4, 1], host: Arc::new(Unasked), stream_from: Some(0) };
+        assert!(found(Some(&split)) == found(None), "{name}, {schedule}");
+    });
+}
+
+/// The same options, with weights that are brought over from so many rows on, and room for what goes with them.
+fn bringing(backend: &dyn Backend, weights: &ExpertWeights<'_>, options: LayerOptions, rows: usize) -> LayerOptions {
+    let LayerOptions { intermediate, precision, batch_invariant, gpu_bytes, .. } = options;
+    let spec = LayerSpec { weights, intermediate, precision, batch_invariant, split: None };
+    let [without, with] = [false, true].map(|brought| backend.layer_bytes(&spec, brought).unwrap()[1]);
+    assert!(with > without, "what goes with weights takes room, too");
+    let gpu_bytes = gpu_bytes.map(|bytes| bytes + with - without);
+    LayerOptions { stream: Streaming::From(rows), gpu_bytes, ..options }
+}
+
+#[test]
+fn a_batch_invariant_layer_brings_weights_over_in_all_calls_or_in_none() {
+    let (model, backend) = (model("qwen3-30b-a3b"), backends::by_name("sim").unwrap());
+    let instance = model.instance(6, Activation::BF16, usize::MAX, 5).unwrap();
+    let weights = instance.weights().unwrap();
+    let (engine, parted) = (engine("sim", 2), divided(backend, &weights, (Intermediate::Tokens, true), 2));
+    for stream in [Streaming::From(2), Streaming::Planned] {
+        let refused = Experts::new(&engine, &weights, LayerOptions { stream, ..parted }).unwrap_err().to_string();
+        assert!(refused.contains("stream") && refused.contains("batch_invariant"), "{refused}");
+        let whole = Experts::new(&engine, &weights, LayerOptions { stream, gpu_bytes: None, ..parted });
+        assert_eq!(whole.unwrap().streams_from(), Ok(None), "all are there");
+    }
+    for rows in [0, 1] {
+        let layer = Experts::new(&engine, &weights, bringing(backend, &weights, parted, rows)).unwrap();
+        let ids: Vec<i32> = (0..12).map(|entry| entry * 5 % weights.experts().len() as i32).collect();
+        let run = |tokens: &[usize]| {
+            let ids: Vec<i32> = tokens.iter().flat_map(|token| ids[2 * token..][..2].to_vec()).collect();
+            let given = vec![0.5; ids.len()];
+            let routed = Routed::given(Ids::I32(&ids), &given, tokens.len(), weights.experts().len()).unwrap();
+            bits(&layer.run(&engine, &picked(&instance.tokens, tokens), &routed, Output::F32).unwrap())
+        };
+        let together = run(&[0, 1, 2, 3, 4, 5]);
+        assert_eq!(run(&[3]), together[3..4], "from {rows} rows on");
+    }
 }
 
 #[test]
