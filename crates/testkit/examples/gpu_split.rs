@@ -2,15 +2,15 @@
 //! RESULT.json [STAGE]…`.
 //!
 //! First small layers as models have them, with experts divided in every way, against double precision; then one
-//! captured graph with other routings, and with experts that move while it runs; then a host that fails. Only if all
-//! that is right, whole layers of large models are timed with parts of their experts on the device: computed by the
+//! captured graph with other routings, and with experts that move while it runs; then a host that fails, and one that
+//! takes its time. Only if all that is right, whole layers of large models are timed with parts of their experts on the device: computed by the
 //! host where they are not there, and brought over, with the bits of the whole layer. `THREADS`, `MODELS`, `PERCENT`
 //! and `TOKENS` say with how many threads, which models, which parts and which numbers of tokens. Exit status 1 if
 //! anything is wrong.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use format::{Dense, Values};
@@ -38,8 +38,14 @@ const TURNS: usize = 12;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 5] =
-    [("places", places), ("graph", graph), ("failure", failure), ("bus", bus), ("timing", timing)];
+const STAGES: [(&str, Stage); 6] = [
+    ("places", places),
+    ("graph", graph),
+    ("failure", failure),
+    ("waiting", waiting),
+    ("bus", bus),
+    ("timing", timing),
+];
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args().nth(1) else {
@@ -293,6 +299,84 @@ fn failure() -> Result<Value> {
         println!("{said}");
         passed &= said.contains(word);
     }
+    Ok(json!({"passed": passed}))
+}
+
+/// A host that answers nobody until it is told to: every row is the number of its expert.
+#[derive(Debug, Default)]
+struct Slow {
+    told: Mutex<bool>,
+    bell: Condvar,
+}
+
+impl Slow {
+    fn tell(&self, told: bool) {
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = told;
+        self.bell.notify_all();
+    }
+}
+
+impl HostRows for Slow {
+    fn compute(&self, HostCall { ids, tokens, rows, .. }: HostCall<'_>) -> Result<()> {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever waited for this before telling it would wait for ever.
+        let waited = self.bell.wait_timeout_while(told, Duration::from_secs(30), |told| !*told);
+        let (told, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(told);
+        if waited.timed_out() {
+            return Err(Error::NoGroups);
+        }
+        for (row, &id) in rows.chunks_mut(tokens.k()).zip(ids) {
+            row.fill(id as f32);
+        }
+        Ok(())
+    }
+}
+
+/// Calls behind a host that answers late return at once, and have its rows: those of the first one, and of a graph.
+fn waiting() -> Result<Value> {
+    let instance = model("qwen3-30b-a3b").scaled_down().instance(16, Activation::BF16, usize::MAX, 2)?;
+    let (weights, team) = (instance.weights()?, Team::new(Alone));
+    let device::Device { family, facts, .. } = device::Device::of(0)?;
+    let found = |slow: bool| {
+        let host = Arc::new(Slow::default());
+        let split = Split { resident: vec![1, 3, 5], host: Arc::<Slow>::clone(&host), stream_from: None };
+        let spec = LayerSpec {
+            weights: &weights,
+            intermediate: Intermediate::Tokens,
+            precision: Precision::Exact,
+            batch_invariant: false,
+            split: Some(&split),
+        };
+        let choose = Arc::new(Cheapest { family: *family, facts: facts.clone() });
+        let (layer, mut queue) = (HostExperts::new(0, &spec, choose, &team)?, LaunchQueue::new(0)?);
+        // SAFETY: the queue outlives it.
+        let line = unsafe { Stream::borrowed(device::context(0)?, queue.stream().handle()) }?;
+        let tensors = [Tensors::new(&instance, &line)?, Tensors::new(&instance, &line)?];
+        let mut enqueue = |tensors: &Tensors| {
+            let (tokens, out) = tensors.places(instance.tokens.k());
+            let routing = DeviceRouting::Logits { logits: tensors.logits.address(), router: &instance.router };
+            // SAFETY: the tensors stay until the results have been read.
+            unsafe { layer.enqueue(&mut queue, tokens, routing, None, out, None) }
+        };
+        // What allocates may wait for the device.
+        host.tell(true);
+        enqueue(&tensors[0])?;
+        let graph = line.capture(|| enqueue(&tensors[1]))?;
+        line.synchronize()?;
+        tensors.iter().try_for_each(|tensors| tensors.out.fill_now(0xFF, &line))?;
+        host.tell(!slow);
+        enqueue(&tensors[0])?;
+        // SAFETY: as above.
+        unsafe { graph.launch(&line) }?;
+        host.tell(true);
+        let results = tensors.each_ref().map(|tensors| tensors.results(instance.tokens.k(), &line));
+        let [first, second] = results;
+        Ok::<_, Error>([bits(&first?), bits(&second?)])
+    };
+    let [prompt, late] = [found(false)?, found(true)?];
+    let passed = prompt == late && prompt[0] == prompt[1];
+    println!("a host that answers late: {}", if passed { "the same bits" } else { "OTHER BITS" });
     Ok(json!({"passed": passed}))
 }
 
