@@ -10,6 +10,8 @@
 //   Engines, layers and adapters are freed by their destroy functions, once; NULL is fine there.
 // - Engines, layers and adapters may be used by several threads at once. Destroy them when no call uses them any more.
 // - The functions of a queue take memory of a GPU, and return before it is read: it stays until the stream has done the work.
+// - Structures are those of this header: compile with the header of the library that you load, whose hammerhead_version() is
+//   this one's. What a released version has stays as it is in later ones; what is new there gets a new name.
 // - NULL where something is needed, sizes that do not fit, and names that do not exist are failures, not crashes.
 
 
@@ -303,7 +305,8 @@ typedef struct HammerheadWholeOptions {
   size_t gpu_bytes;
   // Rows (tokens times experts of each) from which on a call has the GPU compute those experts too, with weights
   // that it brings over for the while; 0 for never. What it brings takes as much of the host's memory again as all
-  // experts do. docs/layers.md says where that pays.
+  // experts do. docs/layers.md says where that pays. With batch_invariant only 0 and 1, never and in every call, will
+  // do.
   size_t stream_rows;
 } HammerheadWholeOptions;
 
@@ -553,6 +556,27 @@ int32_t hammerhead_layer_resident(const struct HammerheadLayer *layer,
                                   size_t capacity,
                                   size_t *count);
 
+// How often each expert of a layer in two places was asked for since it was loaded, modulo 2³²: up to `capacity` of
+// their counts, and how many there are; none where all experts are in one place. That is what to choose residents by.
+//
+// # Safety
+//
+// `layer` is NULL or a layer; `counts` leads to room for `capacity` numbers, and `count` may be written.
+int32_t hammerhead_layer_asked(const struct HammerheadLayer *layer,
+                               uint32_t *counts,
+                               size_t capacity,
+                               size_t *count);
+
+// Rows (tokens times experts of each) from which on calls bring weights over, as HammerheadWholeOptions asks for with
+// stream_rows, or 0 where none do. Where they were to and cannot, this fails, and hammerhead_last_error says why: then
+// the processor computes those experts.
+//
+// # Safety
+//
+// `layer` is NULL or a layer; `rows` may be written.
+int32_t hammerhead_layer_streams_from(const struct HammerheadLayer *layer,
+                                      size_t *rows);
+
 // Queues the move of experts to and from the GPU: as many as hammerhead_layer_resident counts. What was queued before
 // finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream, or
 // in its order.
@@ -572,7 +596,8 @@ int32_t hammerhead_queue_place_experts(struct HammerheadQueue *queue,
 // # Safety
 //
 // The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which
-// overlap nowhere and stay until the stream has done the work.
+// overlap nowhere and stay until the stream has done the work. Graphs of calls that bring weights over, captured in one
+// queue and without memory that is lent, are launched one after another.
 int32_t hammerhead_queue_mlp(struct HammerheadQueue *queue,
                              const struct HammerheadLayer *layer,
                              const struct HammerheadTokens *tokens,

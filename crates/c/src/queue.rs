@@ -149,11 +149,66 @@ pub unsafe extern "C" fn hammerhead_layer_resident(
         // SAFETY: the caller's promise.
         let resident = unsafe { at(layer, "layer") }?.experts()?.0.resident().unwrap_or_default();
         // SAFETY: the caller's promise.
-        let room = unsafe { slice_mut(experts, capacity.saturating_mul(size_of::<u32>()), "experts") }?;
-        room.iter_mut().zip(&resident).for_each(|(place, &expert)| *place = expert);
-        // SAFETY: the caller's promise.
-        unsafe { write(count, resident.len()) }
+        unsafe { write_some(&resident, (experts, capacity, "experts"), count) }
     })
+}
+
+/// How often each expert of a layer in two places was asked for since it was loaded, modulo 2³²: up to `capacity` of
+/// their counts, and how many there are; none where all experts are in one place. That is what to choose residents by.
+///
+/// # Safety
+///
+/// `layer` is NULL or a layer; `counts` leads to room for `capacity` numbers, and `count` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_asked(
+    layer: *const Layer,
+    counts: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let layer = unsafe { at(layer, "layer") }?.experts()?.0;
+        let divided = layer.resident().is_some();
+        let asked = if divided { layer.asked()?.unwrap_or_default() } else { Vec::new() };
+        // SAFETY: the caller's promise.
+        unsafe { write_some(&asked, (counts, capacity, "counts"), count) }
+    })
+}
+
+/// Rows (tokens times experts of each) from which on calls bring weights over, as HammerheadWholeOptions asks for with
+/// stream_rows, or 0 where none do. Where they were to and cannot, this fails, and hammerhead_last_error says why: then
+/// the processor computes those experts.
+///
+/// # Safety
+///
+/// `layer` is NULL or a layer; `rows` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_streams_from(layer: *const Layer, rows: *mut usize) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let from = unsafe { at(layer, "layer") }?.experts()?.0.streams_from();
+        let from = from.map_err(|reason| Error::argument("stream_rows", format!("cannot be granted: {reason}")))?;
+        // SAFETY: the caller's promise.
+        unsafe { write(rows, from.unwrap_or(0)) }
+    })
+}
+
+/// Writes as many numbers for the caller as there is room for, and how many there are.
+///
+/// # Safety
+///
+/// As for [`slice_mut`], and a pointer to a count that is not null may be written.
+unsafe fn write_some(
+    numbers: &[u32],
+    (place, capacity, what): (*mut u32, usize, &str),
+    count: *mut usize,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let room = unsafe { slice_mut(place, capacity.saturating_mul(size_of::<u32>()), what) }?;
+    room.iter_mut().zip(numbers).for_each(|(place, &number)| *place = number);
+    // SAFETY: the caller's promise.
+    unsafe { write(count, numbers.len()) }
 }
 
 /// Queues the move of experts to and from the GPU: as many as hammerhead_layer_resident counts. What was queued before
@@ -200,7 +255,8 @@ unsafe fn write(place: *mut usize, value: usize) -> Result<()> {
 /// # Safety
 ///
 /// The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which
-/// overlap nowhere and stay until the stream has done the work.
+/// overlap nowhere and stay until the stream has done the work. Graphs of calls that bring weights over, captured in one
+/// queue and without memory that is lent, are launched one after another.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_queue_mlp(
     queue: *mut Queue,

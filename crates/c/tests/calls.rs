@@ -545,6 +545,15 @@ fn a_queue_refuses_what_does_not_fit_and_layers_of_the_cpu() {
         assert_eq!(hammerhead_layer_resident(moe, null_mut(), 1, &mut bytes), HAMMERHEAD_INVALID);
         assert!(last_error().contains("experts is NULL"), "{}", last_error());
         assert_eq!(hammerhead_queue_place_experts(null_mut(), moe, null(), 0), HAMMERHEAD_INVALID);
+        bytes = 7;
+        assert_eq!(hammerhead_layer_asked(moe, null_mut(), 0, &mut bytes), HAMMERHEAD_OK);
+        assert_eq!(bytes, 0, "nobody counts where all experts are in one place");
+        assert_eq!(hammerhead_layer_asked(moe, null_mut(), 1, &mut bytes), HAMMERHEAD_INVALID);
+        assert!(last_error().contains("counts is NULL"), "{}", last_error());
+        bytes = 7;
+        assert_eq!(hammerhead_layer_streams_from(moe, &mut bytes), HAMMERHEAD_OK);
+        assert_eq!(bytes, 0, "no weights are brought over");
+        assert_eq!(hammerhead_layer_streams_from(null(), &mut bytes), HAMMERHEAD_INVALID);
         let (x, y, none) = (tokens(&[]), output(&mut []), Workspace { address: null_mut(), bytes: 0 });
         assert_eq!(hammerhead_queue_mlp(null_mut(), one, &x, &y, none), HAMMERHEAD_INVALID);
         assert!(last_error().contains("queue is NULL"), "{}", last_error());
