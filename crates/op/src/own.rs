@@ -7,7 +7,7 @@
 use std::fmt;
 
 /// Settings that one configuration may have.
-const MOST: usize = 5;
+const MOST: usize = 8;
 /// Bytes that a key may have.
 const KEY_BYTES: usize = 12;
 /// What every configuration has, for messages.
@@ -80,7 +80,7 @@ impl Own {
 
     /// A backend's settings with these values; defaults are not mentioned.
     pub fn of<const N: usize>(values: [(Setting, u32); N]) -> Self {
-        const { assert!(N <= MOST, "a configuration has room for five settings") };
+        const { assert!(N <= MOST, "a configuration has room for eight settings") };
         let mut own = Own::NONE;
         for (place, (setting, value)) in own.0.iter_mut().zip(values) {
             *place = (setting.key, value);
@@ -200,8 +200,9 @@ mod tests {
         for key in ["", "thirteenbytes", "Width", "wi dth", "größe"] {
             assert!(Own::NONE.with(key, 1).unwrap_err().contains("strategy, tile"), "{key}");
         }
-        let full = ["a", "b", "c", "d", "e"].iter().fold(Own::NONE, |own, key| own.with(key, 1).unwrap());
-        assert!(full.with("f", 1).unwrap_err().contains("at most 5"));
+        let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        let full = keys.iter().fold(Own::NONE, |own, key| own.with(key, 1).unwrap());
+        assert!(full.with("i", 1).unwrap_err().contains("at most 8"));
         assert_eq!(full.with("a", 2).unwrap().iter().last(), Some(("a", 2)));
     }
 }
