@@ -15,6 +15,9 @@ pub const MOST_EXPERTS: u32 = 1024;
 /// Steps of 64 of K of a block's tile under which the tile before it is stored; 0 where it is stored before that.
 pub const UNDER: Setting = Setting::new("under", 0);
 
+/// 1 where each warp multiplies by itself (`mma.sync`), for tiles of few tokens; 0 where warpgroups do (`wgmma`).
+pub const WARPS: Setting = Setting::new("warps", 0);
+
 /// A product: rows `[rows, k]` in the order of their experts, times every expert's own weights, gives `[rows, n]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductShape {

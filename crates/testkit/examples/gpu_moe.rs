@@ -9,6 +9,7 @@
 //! also in turns with exact ones.
 //! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
 //! turns, with the same kernels otherwise: results must have the same bits.
+//! Products by warps, which no plan asks for, are checked and timed in turns with the planned ones, dense and in layers.
 //! Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
@@ -20,18 +21,23 @@ use gpu::LaunchQueue;
 use gpu::device;
 use gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
 use gpu::experts::call::{Choice, LayerCall};
-use gpu::experts::kernels::{LayerKernels, of_both};
+use gpu::experts::kernels::{DOWN_WARPS, LayerKernels, of_both};
 use gpu::experts::route::RouteSpec;
 use gpu::experts::shape::LayerShape;
 use gpu::families::sm90::kernel::MultiplySpec;
 use gpu::loaded::DeviceExperts;
+use gpu::products::WARPS;
 use gpu::{Launch, Spec, plan};
 use half::{bf16, f16};
-use hammerhead::{Engine, Experts, LayerOptions, Options};
+use hammerhead::{Engine, Experts, LayerOptions, Options, Plan, Request, Shape, Target, backends, cpu};
+use hammerhead_testkit::cases::{Case, Inputs, Suite};
+use hammerhead_testkit::clock;
 use hammerhead_testkit::experts::{self, Layer, PLAIN};
+use hammerhead_testkit::verify::{Expected, poisoned};
+use op::SharedWeights;
 use op::layer_reference::LayerReference;
 use op::routing::{Groups, Ids, Router, Scoring};
-use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Precision, Result, Routed, SharedWeights};
+use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Own, Precision, Result, Routed, Setting};
 use ptx::Kernel;
 use serde_json::{Value, json};
 
@@ -46,7 +52,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 15] = [
+const STAGES: [(&str, Stage); 16] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -59,6 +65,7 @@ const STAGES: [(&str, Stage); 15] = [
     ("fp8-beside", fp8_beside),
     ("mx-kinds", mx_kinds),
     ("mx-timing", mx_timing),
+    ("by-warps", by_warps),
     ("parts", || parts(Precision::Exact)),
     ("fp8-parts", || parts(Precision::Fp8)),
     ("host", host),
@@ -319,6 +326,137 @@ fn mx_timing() -> Result<Value> {
     }
     let bytes = [&placed_own, &placed_wider].map(|placed| placed.bytes());
     Ok(json!({"passed": passed, "bytes": bytes, "rows": rows}))
+}
+
+/// A configuration with some settings of its family's own set to a value.
+fn with_own(config: &Config, settings: &[Setting], value: u32) -> Config {
+    let set = |own: Own, setting: &Setting| own.with(setting.key(), value).expect("a family's setting");
+    Config { own: settings.iter().fold(config.own, set), ..*config }
+}
+
+/// Products of few tokens by warps, against the same by warpgroups: within the bound, and timed in turns.
+fn by_warps() -> Result<Value> {
+    if device::Device::of(0)?.family.settings().iter().all(|setting| *setting != WARPS) {
+        return Ok(json!({"passed": true, "skipped": "this family has no such kernels"}));
+    }
+    let (dense, layers) = (by_warps_dense()?, by_warps_in_layers()?);
+    let passed = dense.iter().chain(&layers).all(|row| row["right"] != false);
+    Ok(json!({"passed": passed, "dense": dense, "layers": layers}))
+}
+
+/// Times of both ways in turns: the medians of so many rounds.
+fn in_turns(mut each: impl FnMut(usize) -> Result<f64>) -> Result<[f64; 2]> {
+    const ROUNDS: usize = 5;
+    let mut us = [const { Vec::new() }; 2];
+    for round in 0..2 * ROUNDS {
+        us[round % 2].push(each(round % 2)?);
+    }
+    Ok(us.map(|mut us| {
+        us.sort_by(f64::total_cmp);
+        us[ROUNDS / 2]
+    }))
+}
+
+fn by_warps_dense() -> Result<Vec<Value>> {
+    /// Layers that take turns: together larger than the GPU's cache.
+    const LAYERS: u64 = 5;
+    let (cuda, mut rows) = (backends::by_name("cuda")?, Vec::new());
+    let engine = |request| Engine::new(Options { backend: Some("cuda".to_owned()), threads: None, request });
+    for tokens in [1usize, 4, 8, 16] {
+        let case = Case {
+            suite: Suite::Decode,
+            why: "few tokens",
+            groups: vec![Shape::new(tokens, 4096, 7168)],
+            gate: Gate::Silu,
+            activation: Activation::F16,
+            output: Output::F16,
+            precision: Precision::Exact,
+            inputs: Inputs::Realistic,
+            timed: true,
+        };
+        let instances = (0..LAYERS).map(|seed| case.instance(seed)).collect::<Result<Vec<_>>>()?;
+        let (problem, x) = (&instances[0].problem, &instances[0].activations);
+        let planned = *Plan::best(problem.clone(), &[cuda], &Request::default(), 1)?.config();
+        let ways = [0, 1].map(|warps| with_own(&planned, &[WARPS], warps));
+        let expected = Expected::new(&instances[0], false, 0, &cpu::team(None)?);
+        let (mut worst, mut right) = ([0.0; 2], true);
+        for (config, worst) in ways.iter().zip(&mut worst) {
+            let engine = engine((*config).into())?;
+            let layer = engine.load(&instances[0].weights, case.gate)?;
+            let mut results = poisoned(&instances[0]);
+            engine.run_into(&layer, x, &mut Target::all(&mut results))?;
+            let found = results.into_iter().map(|values| Dense::new(tokens, 4096, values, 1.0));
+            let report = expected.check(&found.collect::<Result<Vec<_>, _>>()?, cuda.arithmetic(case.activation));
+            (*worst, right) = (report.max_ratio, right && report.passed());
+        }
+        let engine = engine(Request::default())?;
+        let layers = instances.iter().map(|i| engine.load(&i.weights, case.gate)).collect::<Result<Vec<_>>>()?;
+        let [groups, warps] = in_turns(|way| {
+            let mut seconds = clock::time(0, &layers, x, case.output, ways[way].into())?.burst;
+            seconds.sort_by(f64::total_cmp);
+            Ok(seconds[seconds.len() / 2] * 1e6)
+        })?;
+        println!(
+            "{case}: by warpgroups {groups:.2} µs, by warps {warps:.2}; {worst:.3?} of what is allowed [{planned}]"
+        );
+        rows.push(json!({"tokens": tokens, "config": planned.to_string(), "right": right, "worst": worst,
+            "warpgroups_us": groups, "warps_us": warps}));
+    }
+    Ok(rows)
+}
+
+fn by_warps_in_layers() -> Result<Vec<Value>> {
+    let (context, mut rows) = (device::context(0)?, Vec::new());
+    let device::Device { family, facts, .. } = device::Device::of(0)?;
+    for model in all_models()?.into_iter().take(2) {
+        let Model { name, shape, router } = &model;
+        let layer = Layer::new(*family, *shape, DIFFERENT, 3)?;
+        let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
+        for tokens in [1usize, 16, 64] {
+            let planned = plan::cheapest(*family, &shape.problem(tokens as u32)?, facts)?;
+            let ways = [0, 1].map(|warps| with_own(&planned, &[WARPS, DOWN_WARPS], warps));
+            let Ok(kernels) =
+                ways.iter().map(|way| LayerKernels::new(*family, shape, way, facts)).collect::<Result<Vec<_>, _>>()
+            else {
+                println!("{name:14} {tokens:4} tokens: tiles are too wide for warps [{planned}]");
+                continue;
+            };
+            let stream = Stream::new(context)?;
+            let tensors = (0..TURNS).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
+            let tensors = tensors.collect::<Result<Vec<_>>>()?;
+            let space = DeviceMemory::new(context, "a workspace", placed.workspace_bytes(tokens as u32))?;
+            let encode = |way: usize, turn: usize| -> Result<Vec<EncodedLaunch>> {
+                let call = tensors[turn].call(router);
+                let launches = placed.launches(&kernels[way], &call, [space.address(), 0])?.all;
+                let encode = |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
+                launches.iter().map(encode).collect()
+            };
+            let routed = router.route(&tensors[0].logits, tokens)?;
+            let chosen: Vec<_> = routed.of(tokens - 1).map(|(expert, weight)| (expert as u32, weight)).collect();
+            let range = (tokens - 1) * shape.hidden as usize..tokens * shape.hidden as usize;
+            let found = [0, 1].map(|way| {
+                // SAFETY: everything that the launches use outlives the stream's work, which is waited for.
+                encode(way, 0)?.iter().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
+                tensors[0].results(shape.output, &stream)
+            });
+            let [groups, warps] = found;
+            let (groups, warps) = (groups?, warps?);
+            let same = groups.iter().map(|x| x.to_bits()).eq(warps.iter().map(|x| x.to_bits()));
+            let worst = layer.worst(&tensors[0].x[range.clone()], &chosen, &[], &warps[range])?;
+            let [groups, warps] = in_turns(|way| {
+                let calls = (0..TURNS).map(|turn| encode(way, turn)).collect::<Result<Vec<_>>>()?;
+                // SAFETY: everything that the launches use outlives the graph.
+                time(&stream, TURNS, || calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) }))
+            })?;
+            println!(
+                "{name:14} {tokens:4} tokens: by warpgroups {groups:.1} µs, by warps {warps:.1}; {worst:.3} of what is allowed, \
+                 the same bits: {same}"
+            );
+            rows.push(json!({"model": name, "tokens": tokens, "config": planned.to_string(), "right": worst <= 1.0,
+                "worst": worst, "same": same, "warpgroups_us": groups, "warps_us": warps}));
+        }
+    }
+    Ok(rows)
 }
 
 fn right(kinds: impl Iterator<Item = (&'static str, LayerShape)>, tiles: &[u32]) -> Result<Value> {

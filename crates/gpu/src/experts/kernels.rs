@@ -7,7 +7,7 @@ use op::{Config, Own, Result, Setting, Tile};
 use super::shape::LayerShape;
 use crate::facts::Facts;
 use crate::family::Family;
-use crate::products::{ExpertKernel, UNDER};
+use crate::products::{ExpertKernel, UNDER, WARPS};
 
 /// How the products are computed: a kernel for each, with tiles of as many tokens.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct LayerKernels {
 }
 
 /// The columns of the second product's tiles, what of k its stages hold, how many stages there are, and what is
-/// [`UNDER`] for it. What a configuration says beside is about the first product.
+/// [`UNDER`] and [`WARPS`] for it. What a configuration says beside is about the first product.
 pub const DOWN: Setting = Setting::new("down", 0);
 /// See [`DOWN`].
 pub const DOWN_DEPTH: Setting = Setting::new("down-depth", 0);
@@ -29,6 +29,8 @@ pub const DOWN_DEPTH: Setting = Setting::new("down-depth", 0);
 pub const DOWN_STAGES: Setting = Setting::new("down-stages", 0);
 /// See [`DOWN`].
 pub const DOWN_UNDER: Setting = Setting::new("down-under", 0);
+/// See [`DOWN`].
+pub const DOWN_WARPS: Setting = Setting::new("down-warps", 0);
 
 impl LayerKernels {
     /// The kernels that a configuration means for a layer on a device, or why there are none.
@@ -38,7 +40,7 @@ impl LayerKernels {
         config: &Config,
         facts: &Facts,
     ) -> Result<Self, String> {
-        let settings = [DOWN, DOWN_DEPTH, DOWN_STAGES, DOWN_UNDER, UNDER];
+        let settings = [DOWN, DOWN_DEPTH, DOWN_STAGES, DOWN_UNDER, DOWN_WARPS, UNDER, WARPS];
         config.own.check(&format!("a layer on {}", family.name()), &settings)?;
         let first = as_gate_up(config);
         let gate_up = family.expert_kernel(&shape.gate_up(), &first, facts)?;
@@ -54,15 +56,16 @@ impl LayerKernels {
         facts: &Facts,
     ) -> Result<Config, String> {
         let wanted = [DOWN, DOWN_DEPTH, DOWN_STAGES].map(|each| each.value(&config.own));
-        let own = Own::of([(UNDER, DOWN_UNDER.value(&config.own))]);
+        let [under, warps] = [DOWN_UNDER, DOWN_WARPS].map(|each| each.value(&config.own));
+        let own = Own::of([(UNDER, under), (WARPS, warps)]);
         let tile = config.tile.tokens;
         let known = family.expert_configs(&shape.down(), u32::try_from(tile).unwrap_or(u32::MAX), facts);
         let suits = |each: &&Config| {
             let sized = as_down(each).iter().zip(wanted).all(|((_, has), wanted)| [0, *has].contains(&wanted));
-            sized && each.own == own
+            sized && UNDER.value(&each.own) == under
         };
         if let Some(found) = known.iter().find(suits) {
-            return Ok(*found);
+            return Ok(Config { own, ..*found });
         }
         let [columns, depth, stages] = wanted.map(|size| size as usize);
         if columns * depth * stages > 0 {
@@ -82,20 +85,22 @@ impl LayerKernels {
 
 /// The first product's configuration, as the layer's says.
 pub(crate) fn as_gate_up(config: &Config) -> Config {
-    Config { own: Own::of([(UNDER, UNDER.value(&config.own))]), ..*config }
+    Config { own: Own::of([UNDER, WARPS].map(|each| (each, each.value(&config.own)))), ..*config }
 }
 
 /// The second product's configuration as part of the layer's.
-fn as_down(config: &Config) -> [(Setting, u32); 4] {
+fn as_down(config: &Config) -> [(Setting, u32); 5] {
     let sizes = [(DOWN, config.tile.columns), (DOWN_DEPTH, config.depth), (DOWN_STAGES, config.stages)];
     let [columns, depth, stages] = sizes.map(|(setting, size)| (setting, size as u32));
-    [columns, depth, stages, (DOWN_UNDER, UNDER.value(&config.own))]
+    let [under, warps] = [(DOWN_UNDER, UNDER), (DOWN_WARPS, WARPS)].map(|(down, each)| (down, each.value(&config.own)));
+    [columns, depth, stages, under, warps]
 }
 
 /// The configuration of a layer whose products have these.
 pub fn of_both(first: &Config, second: &Config) -> Config {
-    let [columns, depth, stages, under] = as_down(second);
-    Config { own: Own::of([columns, depth, stages, under, (UNDER, UNDER.value(&first.own))]), ..*first }
+    let [columns, depth, stages, down_under, down_warps] = as_down(second);
+    let [under, warps] = [UNDER, WARPS].map(|each| (each, each.value(&first.own)));
+    Config { own: Own::of([columns, depth, stages, down_under, down_warps, under, warps]), ..*first }
 }
 
 fn written_down(config: &Config) -> String {

@@ -51,7 +51,7 @@ const SMALL: &[&[(usize, usize, usize)]] =
 
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel
 /// of one matrix, as the first two.
-pub static WAYS: [Way; 24] = [
+pub static WAYS: [Way; 25] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -100,6 +100,12 @@ pub static WAYS: [Way; 24] = [
         name: "a tile is stored under the next one",
         request: "strategy=interleaved,tile=72x128,depth=128,stages=2,epilogue=direct,schedule=persistent,under=2",
         problems: &[&[(21, 40, 192)], &[(68, 264, 256)], &[(72, 504, 624)], &[(70, 264, 304)]],
+        ..HOPPER
+    },
+    Way {
+        name: "products by warps",
+        request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile,warps=1",
+        problems: SMALL,
         ..HOPPER
     },
     Way {

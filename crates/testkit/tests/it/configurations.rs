@@ -136,9 +136,9 @@ fn a_setting_that_a_backend_lacks_is_refused_and_a_default_of_its_own_changes_no
     let problem = Problem::new(vec![Shape::new(300, 128, 512)], Gate::Silu, Activation::NvFp4, Output::F16).unwrap();
     let blackwell: &'static dyn Backend = Foretold::by_name("foretold:b200").unwrap();
     for backend in backends::all().iter().copied().chain([blackwell]) {
-        let has = match backend.settings().len() {
-            0 => "none of its own",
-            1 => "under",
+        let has = match backend.settings().first().map(|setting| setting.key()) {
+            None => "none of its own",
+            Some("under") => "under and warps",
             _ => "multicast and ahead",
         };
         let plan = |request: &str| Plan::modelled(problem.clone(), &[backend], &request.parse().unwrap(), 2);

@@ -7,7 +7,7 @@ use gpu::expand::Float;
 use gpu::experts::For;
 use gpu::experts::adapt::{AdaptSpec, AdaptedShape, PackedAdapters};
 use gpu::experts::call::{Choice, LayerCall, LayerWeights};
-use gpu::experts::kernels::LayerKernels;
+use gpu::experts::kernels::{LayerKernels, of_both};
 use gpu::experts::layer::{self, LayerSite};
 use gpu::experts::plan;
 use gpu::experts::route::{RouteSpec, Score};
@@ -15,10 +15,11 @@ use gpu::experts::shape::LayerShape;
 use gpu::facts::Facts;
 use gpu::families::sm80::Sm80;
 use gpu::families::sm90::Sm90;
+use gpu::families::sm90::kernel::Tokens;
 use gpu::families::sm100::Sm100;
 use gpu::families::sm120::Sm120;
 use gpu::pack::Codes;
-use gpu::products::{ProductShape, UNDER};
+use gpu::products::{ProductShape, UNDER, WARPS};
 use gpu::{Argument, Family, KernelSpec};
 use half::{bf16, f16};
 use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds, mx_kinds};
@@ -312,6 +313,45 @@ fn tiles_that_are_stored_under_the_next_one_have_the_same_bits() {
             assert_eq!(run(way, schedule), expected, "{what}, {how}, tiles of {tile}, {way:?}, {schedule}");
         }
     });
+}
+
+#[test]
+fn products_by_warps_have_the_bits_of_products_by_warpgroups() {
+    // Several stages of k in either product, of which the last is not whole.
+    let plain = LayerShape { hidden: 336, inner: 208, ..SHAPE };
+    let kinds = kinds(plain).into_iter().chain(mx_kinds(plain));
+    let routings = routings();
+    let cases = kinds.zip(routings.iter().cycle()).zip([8, 16].into_iter().cycle()).enumerate();
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(number, (((what, shape), (how, ids)), tile))| {
+        let trial = Trial::new(&Sm90, shape, ids, &weights(ids.len()), false);
+        let kernels = |warps| {
+            let [first, second] = [shape.gate_up(), shape.down()].map(|product| {
+                let configs = Sm90.expert_configs(&product, tile, &facts(&Sm90));
+                let plain: Vec<&Config> = configs.iter().filter(|config| config.own == Own::NONE).collect();
+                // Not of single precision.
+                let warps = if Tokens::of_product(&product).parts() == 1 { warps } else { 0 };
+                Config { own: Own::of([(WARPS, warps)]), ..*plain[number % plain.len()] }
+            });
+            LayerKernels::new(&Sm90, &shape, &of_both(&first, &second), &facts(&Sm90)).unwrap()
+        };
+        let (by_warps, by_warpgroups) = (kernels(1), kernels(0));
+        let single = Tokens::of_product(&shape.gate_up()).parts() > 1;
+        assert!(single || by_warps.gate_up.spec() != by_warpgroups.gate_up.spec(), "{what}");
+        let expected = trial.run(&by_warpgroups, Schedule::Earliest);
+        for schedule in [Schedule::Latest, Schedule::Random(4)] {
+            assert_eq!(trial.run(&by_warps, schedule), expected, "{what}, {how}, tiles of {tile}, {schedule}");
+        }
+    });
+}
+
+#[test]
+fn products_by_warps_are_refused_where_bits_may_not_depend_on_the_batch() {
+    let invariant = LayerShape { invariant: true, ..SHAPE }.gate_up();
+    let planned = Sm90.expert_configs(&invariant, 16, &facts(&Sm90))[0];
+    let kernel = |own| Sm90.expert_kernel(&invariant, &Config { own, ..planned }, &facts(&Sm90));
+    assert!(kernel(Own::NONE).is_ok());
+    assert!(kernel(Own::of([(WARPS, 1)])).unwrap_err().contains("ask for that"));
+    assert!(kernel(Own::of([(WARPS, 2)])).unwrap_err().contains("neither 0 nor 1"));
 }
 
 #[test]

@@ -18,9 +18,11 @@ use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use gpu::families::sm90::{Sm90, experts};
 use gpu::pack::{Codes, Scales};
 use gpu::phases::gates::Function;
+use gpu::products::WARPS;
 use gpu::{KernelSpec, families::sm90::kernel, join, round};
 use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Schedule};
 use hammerhead_testkit::experts::PLAIN;
+use op::{Config, Own};
 use ptx::Error;
 
 use crate::assembling::assert_assemble;
@@ -39,6 +41,7 @@ const COMMON: MultiplySpec = MultiplySpec {
     epilogue: Epilogue::Staged,
     schedule: Schedule::PerTile,
     under: 0,
+    by_warps: false,
     element: Tokens::F16,
     function: Function::Silu,
     output: Output::F16,
@@ -97,6 +100,18 @@ fn configs() -> Vec<MultiplySpec> {
         MultiplySpec { under: 8, element: Tokens::Bf16, ..direct([80, 192, 2, 4]) },
         MultiplySpec { under: 3, ..direct([80, 128, 1, 12]) },
     ]);
+    // Products by warps.
+    for spec in [
+        sized(Interleaved, [8, 32, 4, 14], PerTile),
+        sized(Interleaved, [8, 32, 4, 8], PerTile),
+        sized(Interleaved, [16, 32, 4, 12], Persistent),
+        sized(Interleaved, [16, 64, 4, 4], SplitK),
+        sized(Single, [16, 256, 1, 4], PerTile),
+        MultiplySpec { element: Tokens::Bf16, ..sized(Interleaved, [16, 64, 4, 6], PerTile) },
+        MultiplySpec { scales: Scales::ThirtyTwos, ..sized(Interleaved, [16, 64, 2, 6], Persistent) },
+    ] {
+        all.push(MultiplySpec { by_warps: true, ..spec });
+    }
     let common = sized(Interleaved, [64, 64, 1, 4], Persistent);
     for element in [Tokens::Bf16, Tokens::Bf16Sum] {
         all.extend([
@@ -247,6 +262,14 @@ fn of_experts() -> Vec<KernelSpec> {
         })
         .map(KernelSpec::from)
         .collect();
+    let mx = LayerShape { scaling: Scaling::MxFp4, ..factored };
+    for (layer, tile) in [layer, halves, factored, mx].into_iter().flat_map(|layer| [(layer, 8), (layer, 16)]) {
+        for product in [layer.gate_up(), layer.down()] {
+            let some = experts::configs(&product, tile).into_iter().filter(|config| config.own == Own::NONE).step_by(5);
+            let by_warps = |config| Config { own: Own::of([(WARPS, 1)]), ..config };
+            all.extend(some.map(|config| experts::kernel(&product, &by_warps(config)).expect("a kernel").into()));
+        }
+    }
     let target = ptx::Target::Sm90a;
     let grouped = Some(Grouped { groups: 8, kept: 4 });
     let route = RouteSpec { experts: 256, top: 8, score: Score::Sigmoid, renormalised: true, corrected: true, grouped };
@@ -324,6 +347,9 @@ fn a_size_the_hardware_lacks_is_refused() {
         MultiplySpec { tokens: 24, schedule: Schedule::SplitK, ..COMMON },
         MultiplySpec { ping_pong: true, ..COMMON },
         MultiplySpec { groups: 3, ..COMMON },
+        MultiplySpec { by_warps: true, tokens: 24, ..COMMON },
+        MultiplySpec { by_warps: true, tokens: 16, element: Tokens::Bf16Sum, ..COMMON },
+        MultiplySpec { by_warps: true, tokens: 16, products: Products::Sequential, ..COMMON },
     ] {
         assert!(matches!(kernel::kernel(broken), Err(Error::Field { .. })), "{broken:?}");
     }

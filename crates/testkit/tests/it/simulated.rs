@@ -88,6 +88,14 @@ fn check(case: &Case, (name, request): (&str, &str), schedule: Schedule) {
     assert!(report.passed(), "{case} with {request} on {name} under {schedule}: {} wrong; {first}", report.failures);
 }
 
+/// The bits of results in f32.
+fn bits(dense: &Dense<'_>) -> Vec<u32> {
+    match dense.values() {
+        format::Values::F32(values) => values.iter().map(|x| x.to_bits()).collect(),
+        _ => panic!("asked for f32"),
+    }
+}
+
 /// A request, and the sizes of groups.
 type Way = (&'static str, &'static [(usize, usize, usize)]);
 
@@ -408,6 +416,39 @@ fn every_way_of_putting_the_phases_together_is_right_under_every_schedule() {
     });
 }
 
+/// Few tokens of Hopper's, in every way that warps multiply by themselves: a stage for each warpgroup and several,
+/// stages that are not full, tiles one after another, blocks that share k, and two blocks of rows a warpgroup.
+const FEW_WAYS: [Way; 8] = [
+    ("strategy=interleaved,tile=8x32,depth=256,stages=4,epilogue=staged,schedule=tile", &[(5, 40, 1088)]),
+    ("strategy=interleaved,tile=16x32,depth=64,stages=2,epilogue=direct,schedule=tile", &[(17, 70, 336)]),
+    ("strategy=interleaved,tile=16x64,depth=64,stages=1,epilogue=direct,schedule=tile", &[(17, 70, 336)]),
+    ("strategy=interleaved,tile=16x32,depth=64,stages=4,epilogue=staged,schedule=persistent", &[(33, 72, 272)]),
+    ("strategy=interleaved,tile=16x64,depth=128,stages=5,epilogue=staged,schedule=persistent", &[(17, 200, 336)]),
+    ("strategy=interleaved,tile=16x32,depth=128,stages=2,epilogue=direct,schedule=split-k", &[(17, 40, 528)]),
+    (
+        "strategy=interleaved,tile=8x64,depth=256,stages=2,epilogue=direct,schedule=persistent",
+        &[(20, 129, 400), (0, 64, 64), (3, 70, 208)],
+    ),
+    ("strategy=two-pass,tile=16x256,depth=128,stages=2,epilogue=staged,schedule=tile", &[(20, 264, 144)]),
+];
+
+#[test]
+fn products_by_warps_have_the_bits_of_products_by_warpgroups() {
+    let activations = [Activation::F16, Activation::BF16, Activation::NvFp4];
+    let ways = FEW_WAYS.into_par_iter().flat_map(|way| activations.map(|activation| (way, activation)));
+    ways.for_each(|((request, groups), activation)| {
+        let instance = case(groups, activation, Gate::Silu, Output::F32).instance(7).unwrap();
+        let found = |request: &str, schedule| -> Vec<u32> {
+            simulate(&instance, (HOPPER, request), schedule).iter().flat_map(bits).collect()
+        };
+        let expected = found(request, Schedule::Earliest);
+        for schedule in Schedule::several(2) {
+            let by_warps = found(&format!("{request},warps=1"), schedule);
+            assert_eq!(by_warps, expected, "{request} for {activation} under {schedule}");
+        }
+    });
+}
+
 #[test]
 fn every_activation_and_output_goes_through_every_strategy() {
     let strategies = ["two-pass", "sequential", "interleaved", "ping-pong"];
@@ -473,10 +514,6 @@ fn mxfp4_weights_have_the_same_bits_as_with_scales_of_nvfp4_in_fewer_bytes() {
         let [native, detour] =
             [&instance, &nvfp4].map(|instance| simulate(instance, (HOPPER, request), Schedule::Random(5)));
         for (one, other) in native.iter().zip(&detour) {
-            let bits = |dense: &Dense<'_>| match dense.values() {
-                format::Values::F32(values) => values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>(),
-                _ => panic!("asked for f32"),
-            };
             assert_eq!(bits(one), bits(other), "{case} with {request}");
         }
         check(&case, (HOPPER, request), Schedule::Latest);

@@ -1,14 +1,23 @@
 //! Which kernel a configuration means for a problem: products, sizes, gate and output type.
 
-use op::{Config, Problem, Result, Setting, Strategy};
+use op::{Config, Own, Problem, Result, Setting, Strategy};
 
 use super::kernel::MultiplySpec;
 use crate::families::choice::{Products, Tokens, ending, illegal, sizes};
 use crate::pack::Scales;
-use crate::products::UNDER;
+use crate::products::{UNDER, WARPS};
 
 /// The settings of these kernels' own.
-pub(super) const SETTINGS: [Setting; 1] = [UNDER];
+pub(super) const SETTINGS: [Setting; 2] = [UNDER, WARPS];
+
+/// Whether warps are to multiply, each by itself.
+pub(super) fn by_warps(own: &Own) -> Result<bool, String> {
+    match WARPS.value(own) {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(format!("warps={other} is neither 0 nor 1: warpgroups multiply, or each warp by itself")),
+    }
+}
 
 /// The kernel of the products that a configuration asks for, for one group.
 pub fn kernel_config(problem: &Problem, config: &Config) -> Result<MultiplySpec> {
@@ -36,6 +45,7 @@ pub(super) fn asked_kernel(problem: &Problem, config: &Config) -> Result<Multipl
         epilogue: config.epilogue,
         schedule: config.schedule,
         under: UNDER.value(&config.own),
+        by_warps: by_warps(&config.own)?,
         element: Tokens::of_problem(problem),
         function,
         output,

@@ -4,6 +4,7 @@ use format::Scaling;
 use op::{Config, Epilogue, Own, Strategy};
 use ptx::Target;
 
+use super::choice::{SETTINGS, by_warps};
 use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
 use crate::families::choice::sizes;
 use crate::families::experts;
@@ -30,7 +31,7 @@ const LEAST_STAGES: [u32; 2] = [4, 3];
 /// The kernel that a configuration means for a product.
 pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, String> {
     experts::check(shape, config, &[Strategy::Interleaved])?;
-    let [tokens, columns, units, stages] = sizes(super::NAME, config, &[UNDER])?;
+    let [tokens, columns, units, stages] = sizes(super::NAME, config, &SETTINGS)?;
     let element = Tokens::of_product(shape);
     if shape.scaling == Scaling::WideMxFp4 && matches!(element, Tokens::F16 | Tokens::E4m3) {
         return Err("its MXFP4 scales span more powers of two than f16 has; give bf16 or f32 tokens".to_owned());
@@ -45,6 +46,7 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         epilogue: config.epilogue,
         schedule: config.schedule,
         under: UNDER.value(&config.own),
+        by_warps: by_warps(&config.own)?,
         element,
         function: Function::of(shape.gate),
         output: shape.output,
@@ -55,9 +57,15 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
     };
     spec.check().map_err(|error| error.to_string())?;
     spec.check_depth(shape.k as usize)?;
-    match shape.invariant && spec.shares_k() {
-        true => Err("two warpgroups would share k, and bits may not depend on the batch; make tiles wider".to_owned()),
-        false => Ok(spec),
+    match (shape.invariant, spec.shares_k(), spec.by_warps) {
+        (true, true, _) => {
+            Err("two warpgroups would share k, and bits may not depend on the batch; make tiles wider".to_owned())
+        }
+        // The order is the same, but nobody has seen that the two instructions cut sums off alike.
+        (true, _, true) => {
+            Err("bits may not depend on the batch, and wider tiles have warps=0; ask for that".to_owned())
+        }
+        _ => Ok(spec),
     }
 }
 

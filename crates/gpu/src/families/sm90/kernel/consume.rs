@@ -13,10 +13,14 @@
 //! *Coarse*, where they are short and waiting for each would take longer: it holds two sets of four fragments, and
 //! dequantises one unit while the tensor cores multiply the one before, a group of four.
 //!
+//! *By warps*, for the fewest: `mma.sync` multiplies at once, so nothing is waited for, and a stage is released behind
+//! its last product. A warp's part of wgmma's operand A is `mma.sync`'s, and so is its part of the sums. Tokens come to
+//! registers by `ldmatrix`.
+//!
 //! *Rounded* is the fine way with e4m3 numbers, of which one multiplication takes twice as many: the four fragments are
 //! of two units, two sets of two.
 
-use ptx::instr::Accumulate;
+use ptx::instr::{Accumulate, MatrixElement};
 use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32, U64};
 
 use super::fragments::Fragments;
@@ -47,6 +51,9 @@ pub(super) struct Consumer {
     blocks: Vec<Fragments>,
     /// Sums: for each pass, for each block of rows.
     pub sums: Vec<Vec<Reg<F32>>>,
+    /// Where warps multiply by themselves: bytes from a unit's tokens to the row that this lane gives the address of,
+    /// for the first two slices and the second.
+    token_rows: Option<[Reg<U32>; 2]>,
 }
 
 /// Where the main loop is.
@@ -154,6 +161,7 @@ impl Consumer {
             sums: (0..config.passes() * division.blocks)
                 .map(|_| (0..config.tokens / 2).map(|_| k.register()).collect())
                 .collect(),
+            token_rows: config.by_warps.then(|| token_rows(k, lane)),
         }
     }
 
@@ -280,7 +288,9 @@ impl Consumer {
         }
         self.unit(k, parts, &walk, unit(units - 1, true), Ahead::Nothing, beside);
         k.place(multiplied);
-        k.wgmma_wait(0);
+        if !self.config.by_warps {
+            k.wgmma_wait(0);
+        }
         if self.more_follows() {
             k.phase("release", |k| parts.pipe.release(k, &walk.here));
         }
@@ -298,7 +308,8 @@ impl Consumer {
 
     /// Makes the fragments that a unit expects to be ready: two, or with the coarse way the first set.
     pub fn begin(&self, k: &mut Builder) {
-        let ready = if self.config.fragment_sets() == 1 { &[0, 1] } else { self.all_slices() };
+        let two = self.config.fragment_sets() == 1 && !self.config.by_warps;
+        let ready = if two { &[0, 1] } else { self.all_slices() };
         self.dequantise(k, 0, ready);
     }
 
@@ -310,6 +321,7 @@ impl Consumer {
     /// Multiplies one unit, while what comes after it is made ready.
     pub fn unit(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead, beside: Beside<'_>) {
         match ahead {
+            _ if self.config.by_warps => self.unit_by_warps(k, parts, walk, unit, ahead),
             Ahead::Stage if self.alone() => {
                 self.unit_fine(k, parts, walk, unit, Ahead::Nothing, beside);
                 k.wgmma_wait(0);
@@ -378,6 +390,26 @@ impl Consumer {
         self.release_pending(k, parts, walk, unit);
         self.dequantise(k, 1 - set, self.all_slices());
         self.leave(k, parts, walk, ahead);
+    }
+
+    /// The unit's set of fragments is ready; the next unit's is made beside the multiplications: the assembler has both
+    /// to choose from, since nothing stands between them.
+    fn unit_by_warps(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        let sets = self.config.fragment_sets() as usize;
+        let [set, next] = [0, 1].map(|later| (unit.place as usize + later) % sets);
+        if matches!(ahead, Ahead::Unit(_)) {
+            self.look_ahead(k, parts, walk, unit, ahead);
+        }
+        self.multiply(k, set, self.all_slices(), walk, unit);
+        match ahead {
+            Ahead::Nothing => return,
+            Ahead::Stage => {
+                k.phase("release", |k| parts.pipe.release(k, &walk.here));
+                self.follow(k, parts, walk, &walk.here);
+            }
+            Ahead::Unit(_) | Ahead::Tile(..) => {}
+        }
+        self.dequantise(k, next, self.all_slices());
     }
 
     /// The unit's set of two fragments is ready; the next unit's, in the other set, are made one after the other, each
@@ -481,6 +513,9 @@ impl Consumer {
     /// Starts the multiplications of some slices, as one group. A fence stands before each group, since a fragment has
     /// been written before each; where one is missing, the assembler puts one in, and says so.
     fn multiply(&self, k: &mut Builder, set: usize, slices: &[usize], walk: &Walk, unit: Unit) {
+        if let Some(rows) = self.token_rows {
+            return k.phase("multiply", |k| self.multiply_by_warps(k, set, rows, walk, unit));
+        }
         k.phase("multiply", |k| {
             let part_bytes = self.config.tokens * self.config.token_bytes();
             let parts = self.config.element.parts();
@@ -507,4 +542,39 @@ impl Consumer {
             k.wgmma_commit();
         });
     }
+
+    /// Multiplies a unit's slices in the order in which wgmma does, eight tokens at a time.
+    fn multiply_by_warps(&self, k: &mut Builder, set: usize, rows: [Reg<U32>; 2], walk: &Walk, unit: Unit) {
+        let element = if self.config.element == Tokens::F16 { MatrixElement::F16 } else { MatrixElement::Bf16 };
+        for (half, row) in rows.into_iter().enumerate() {
+            let at = k.add(walk.here.tokens, row);
+            let tokens: Vec<[Reg<U32>; 4]> = (0..self.config.tokens / 8)
+                .map(|eight| {
+                    let further = unit.place * self.config.unit_bytes()[0] + eight * 8 * self.config.token_bytes();
+                    k.load_matrix(Addr::<Shared>::of(at).plus(further.cast_signed()), false)
+                })
+                .collect();
+            for (second, (block, fragments)) in
+                (0..2).flat_map(|second| self.blocks.iter().enumerate().map(move |b| (second, b)))
+            {
+                let sums = &self.sums[unit.pass * self.blocks.len() + block];
+                for (tokens, sums) in tokens.iter().zip(sums.chunks_exact(4)) {
+                    let sums = std::array::from_fn(|place| sums[place]);
+                    let tokens = [tokens[2 * second], tokens[2 * second + 1]];
+                    k.mma(element, sums, fragments.registers(set, 2 * half + second), tokens);
+                }
+            }
+        }
+    }
+}
+
+/// Bytes from a unit's tokens to the row that a lane gives `ldmatrix` the address of, for the first two slices and the
+/// second. Lane l gives token l % 8 in piece l / 8 of 16 bytes: of two slices, two halves each. Pieces lie as the
+/// tensor map's swizzle has put them.
+fn token_rows(k: &mut Builder, lane: Reg<U32>) -> [Reg<U32>; 2] {
+    let (token, piece) = (k.and(lane, 7), k.shr(lane, 3));
+    let piece = k.xor(piece, token);
+    let first = k.shl(token, 7);
+    let first = k.mul_add(piece, 16, first);
+    [first, k.xor(first, 64)]
 }

@@ -165,9 +165,14 @@ impl Fragments {
         });
     }
 
+    /// The registers of a slice's fragment.
+    pub fn registers(&self, set: usize, slice: usize) -> [Reg<U32>; 4] {
+        self.sets[set][slice]
+    }
+
     /// The fragment of a slice, as wgmma takes it.
     pub fn operand(&self, set: usize, slice: usize) -> MatrixOperand {
-        let registers = self.sets[set][slice];
+        let registers = self.registers(set, slice);
         match self.element {
             Tokens::F16 => MatrixOperand::F16(registers.map(Reg::cast)),
             Tokens::E4m3 => MatrixOperand::E4m3(registers),

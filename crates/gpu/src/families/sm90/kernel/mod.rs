@@ -33,7 +33,15 @@
 //!
 //! **Below about 100 tokens the bottleneck is instruction issue.** A wgmma of 64 rows, T tokens and 16 of k takes T/2
 //! cycles of the tensor core, and a warp issues one instruction per cycle: dequantising the operand, loading its words
-//! and starting the wgmma take some twenty. Loading further ahead changes nothing; every instruction less does.
+//! and starting the wgmma take some twenty. Every instruction less helps. Between 16 and 96 tokens reading the words
+//! costs another 9 to 12 cycles, which neither that nor bandwidth explains: the assembler dequantises a unit's words
+//! beside the products before which they are read, and waits for them there.
+//!
+//! With up to 16 tokens warps can multiply by themselves ([`MultiplySpec::by_warps`]). That takes about as many
+//! instructions (as assembled, 307 instead of 323 for four units and 8 tokens, 329 for 16), but there is no fence before
+//! a unit's products, nor a wait behind them. Sums are added in the same order, and so have the same bits in the
+//! simulator, which does not model how tensor cores cut them off. No plan asks for it as long as it has not been timed
+//! here.
 
 mod combine;
 mod consume;
@@ -70,6 +78,8 @@ const WIDTH_STEP_PERSISTENT: u32 = 32;
 const MOST_TOKENS_IN_FINE_STEPS: u32 = 160;
 /// The least such width: below it, dequantising takes as long whatever the width.
 const LEAST_WIDTH: u32 = 64;
+/// Tokens of the widest tiles that warps multiply by themselves: with more, tensor cores lose more by it than is saved.
+const MOST_TOKENS_BY_WARPS: u32 = 16;
 /// Tokens up to which multiplications are so short that they are waited for by units, not one by one.
 const COARSE_TOKENS: u32 = 64;
 /// Tokens of e4m3 up to which what rows were divided by is held through a tile's products.
@@ -105,6 +115,8 @@ pub struct MultiplySpec {
     pub schedule: Schedule,
     /// Units of a tile under whose products the block's tile before it is stored; 0 where it is stored before.
     pub under: u32,
+    /// Whether each warp multiplies by itself.
+    pub by_warps: bool,
     /// What tokens are made of.
     pub element: Tokens,
     /// What becomes of gate and up.
@@ -401,6 +413,9 @@ impl MultiplySpec {
         if self.under > 0 {
             self.check_overlap()?;
         }
+        if self.by_warps {
+            self.check_by_warps()?;
+        }
         if self.held_registers() + self.spare_registers() > self.register_budgets().1 {
             let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
             return refuse("registers of a consumer thread", self.held_registers(), wanted);
@@ -459,6 +474,27 @@ impl MultiplySpec {
         if self.stages < 2 || self.fragment_sets() > 1 {
             let wanted = "0, or two stages, and more than 64 tokens or a depth of 64";
             return refuse("units that a tile is stored under", self.under, wanted);
+        }
+        Ok(())
+    }
+
+    /// Whether warps can multiply by themselves.
+    fn check_by_warps(&self) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if self.tokens > MOST_TOKENS_BY_WARPS {
+            return refuse("tokens of a tile with warps=1", self.tokens, "8 or 16: more are for warpgroups, warps=0");
+        }
+        if !matches!(self.element, Tokens::F16 | Tokens::Bf16) {
+            let wanted = "16 bits a number, in one part: f16, bf16 or NVFP4 tokens";
+            return refuse(
+                "bits of a token's number with warps=1",
+                8 * self.element.bytes() * self.element.parts(),
+                wanted,
+            );
+        }
+        if self.ping_pong || self.passes() > 1 || self.under > 0 {
+            let wanted = "none: with warps=1, tiles are computed interleaved, stored, and one after another";
+            return refuse("other ways of a tile with warps=1", 1, wanted);
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ pub(super) struct Pipeline {
 pub(super) struct Spot {
     /// The barrier that counts its bytes.
     full: Reg<U32>,
-    /// Low word of the descriptor of its tokens.
+    /// Low word of the descriptor of its tokens; where warps read those by themselves, their address.
     pub tokens: Reg<U32>,
     /// Address of its weights.
     pub chunks: Reg<U32>,
@@ -130,7 +130,9 @@ impl Pipeline {
     pub fn follow(&self, k: &mut Builder, turn: &Turn, by: u32, here: &Spot, next: &Spot) {
         let wrapped = self.advance(k, turn, by);
         let by = by % self.config.stages;
-        let strides = [Barriers::STRIDE, self.token_bytes() / 16, self.stage_chunks()];
+        // A descriptor counts in sixteens.
+        let tokens = self.token_bytes() / if self.config.by_warps { 1 } else { 16 };
+        let strides = [Barriers::STRIDE, tokens, self.stage_chunks()];
         for ((from, to), stride) in here.registers().into_iter().zip(next.registers()).zip(strides) {
             let (on, back) = (by * stride, (by * stride).wrapping_sub(self.config.stages * stride));
             let there =
@@ -143,7 +145,8 @@ impl Pipeline {
     pub fn find(&self, k: &mut Builder, turn: &Turn, spot: &Spot) {
         let full = self.barrier(k, self.full, turn.stage);
         let tile = self.token_tile(k, turn);
-        let (tokens, chunks) = (k.descriptor_low(self.config.token_layout(), tile), self.chunks(k, turn));
+        let tokens = if self.config.by_warps { tile } else { k.descriptor_low(self.config.token_layout(), tile) };
+        let chunks = self.chunks(k, turn);
         spot.set(k, &Spot { full, tokens, chunks });
     }
 

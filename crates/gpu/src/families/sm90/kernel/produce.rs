@@ -114,7 +114,7 @@ impl Weights {
 impl Feed for Weights {
     /// The units of every chunk. A chunk beyond the last one is replaced by that: its products are not stored. What is
     /// overwritten was read by threads, hence the fence between the two proxies; tokens are read by the tensor cores
-    /// alone.
+    /// alone, unless warps multiply by themselves.
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place) {
         k.fence_async_shared();
         let units = place.units(k, parts);
@@ -167,6 +167,9 @@ impl Feed for Tokens {
     /// beyond the last token comes as zeros.
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place) {
         let config = &parts.config;
+        if config.by_warps {
+            k.fence_async_shared();
+        }
         let units = place.units(k, parts);
         let bytes = k.mul(units, self.bytes);
         let full = parts.pipe.announce(k, turn, bytes);
