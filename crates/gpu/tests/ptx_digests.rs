@@ -41,6 +41,9 @@ fn problems() -> Vec<(&'static str, Problem)> {
         let shapes = shapes.iter().map(|&[m, n, k]| Shape::new(m, n, k)).collect();
         Problem::new(shapes, gate, activation, output).unwrap()
     };
+    let of_fp8 = |m, activation, scaling| {
+        problem(&[[m, 4096, 4096]], Gate::None, activation, Output::BF16).with_scaling(scaling).unwrap()
+    };
     let ragged: Vec<[usize; 3]> = [80, 176, 128, 72, 64, 248, 96, 160].map(|m| [m, 4096, 7168]).to_vec();
     let many: Vec<[usize; 3]> = (0..40).map(|group| [8 + group, 768, 2048]).collect();
     vec![
@@ -54,6 +57,13 @@ fn problems() -> Vec<(&'static str, Problem)> {
         ("odd", problem(&[[40, 1003, 1040]], Gate::GeluTanh, BF16, Output::F16)),
         ("ragged", problem(&ragged, Gate::Silu, NvFp4, Output::F16)),
         ("many", problem(&many, Gate::Relu2, F16, Output::BF16)),
+        ("fp8-weights-few", of_fp8(1, BF16, Scaling::Fp8)),
+        ("fp8-weights", of_fp8(256, F16, Scaling::Fp8)),
+        ("mxfp8-few", of_fp8(16, BF16, Scaling::MxFp8)),
+        ("mxfp8-halves", of_fp8(64, F16, Scaling::MxFp8)),
+        ("fp8-by-64", of_fp8(64, BF16, Scaling::Fp8By64)),
+        ("fp8-by-64-float", of_fp8(8, F32, Scaling::Fp8By64)),
+        ("fp8-by-32", of_fp8(200, F16, Scaling::Fp8By32)),
     ]
 }
 
@@ -73,6 +83,10 @@ fn planned() -> BTreeSet<String> {
     for (family, (name, problem)) in
         families::ALL.iter().flat_map(|family| problems().into_iter().map(move |p| (family, p)))
     {
+        // These kernels of FP8 weights run on every GPU.
+        if problem.scaling().is_fp8() && family.name() != "sm80" {
+            continue;
+        }
         let facts = facts(*family);
         let mut best = BTreeMap::new();
         for config in family.candidates(&problem, &facts) {
