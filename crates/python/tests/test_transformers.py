@@ -549,10 +549,15 @@ def test_the_command_places_experts_and_predicts(tmp_path, monkeypatch, capsys):
     assert placed == [None] * 3
     said = capsys.readouterr().err
     assert "6 experts were moved" in said and "predicted, without what the program does around the experts: 0.00 s, then" in said
-    assert json.loads(heat.read_text()) == {}, "on a processor all experts lie in one place"
+    assert not heat.exists(), "on a processor all experts lie in one place, and nothing was counted"
     heat.write_text('{"a layer": [1, 2]}')
     main([str(DATA / "modelopt_qwen3_moe"), *asked[:-1]])
     assert placed[3:] == [{"a layer": [1, 2]}, None, None, None]
+    assert json.loads(heat.read_text()) == {"a layer": [1, 2]}, "what an earlier run counted is kept"
+    for text, why in (("{", "it is no JSON"), ("[1]", "it holds no counts")):
+        heat.write_text(text)
+        with pytest.raises(SystemExit, match=f"heat.json: {why}"):
+            main([str(DATA / "modelopt_qwen3_moe"), *asked])
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
         device = None if options.device == "cpu" else options.device
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype, device_map=device, **asked)
         if options.heat and Path(options.heat).exists():
-            place_hottest(model, heat=json.loads(Path(options.heat).read_text()))
+            place_hottest(model, heat=read_heat(Path(options.heat)))
         if options.replay:
             replay_steps(model)
     except (OSError, ValueError) as error:
@@ -114,8 +114,9 @@ def main(arguments: list[str] | None = None) -> None:
     watch = Stopwatch(placing if options.place_every else streamer)
     model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=options.tokens, do_sample=False, streamer=watch)
     check_host(model)
-    if options.heat:
-        Path(options.heat).write_text(json.dumps(heat(model)) + "\n")
+    # Where all experts are in one place there are no counts, and those of earlier runs are kept.
+    if options.heat and (counted := heat(model)):
+        Path(options.heat).write_text(json.dumps(counted) + "\n")
     # The prompt comes first, then one token at a time.
     first, later = watch.times[1] - watch.times[0], watch.times[1:]
     speed = f"{(len(later) - 1) / (later[-1] - later[0]):.1f} tokens/s" if len(later) > 1 else "one token only"
@@ -132,6 +133,17 @@ def main(arguments: list[str] | None = None) -> None:
             f"predicted, without what the program does around the experts: {first_token.seconds:.2f} s, then {step.tokens_per_second:.1f} tokens/s",
             file=sys.stderr,
         )
+
+
+def read_heat(file: Path) -> dict[str, list[float]]:
+    """How often experts were asked for, as an earlier run wrote it."""
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"--heat {file}: it is no JSON ({error}); remove it, or name another file") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"--heat {file}: it holds no counts by the names of modules; remove it, or name another file")
+    return found
 
 
 def above_zero(text: str) -> int:
