@@ -14,7 +14,8 @@
 //! number of rows. So where a call has at least so many rows as the layer's [`Split`] says, the host
 //! computes nothing: the device brings over the weights of experts that it does not hold, as [`crate::experts::lots`]
 //! describes, from a second copy of all experts in the host's memory, in the device's layout. What decides is the
-//! number of tokens times the experts of each and nothing else, so that it is known when a call is queued or captured.
+//! number of tokens times the experts of each and nothing else, so that it is known when a call is queued or captured;
+//! but once the device had no memory left for that, the host computes again.
 //!
 //! **Bits.** A row's bits depend on where its expert is computed, since host and device add in different orders; while
 //! the placement stays, they are the same every time. With as many rows as above, all are computed on the device, and
