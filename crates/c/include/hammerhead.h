@@ -305,8 +305,8 @@ typedef struct HammerheadWholeOptions {
   size_t gpu_bytes;
   // Rows (tokens times experts of each) from which on a call has the GPU compute those experts too, with weights
   // that it brings over for the while; 0 for never. What it brings takes as much of the host's memory again as all
-  // experts do. docs/layers.md says where that pays. With batch_invariant only 0 and 1, never and in every call, will
-  // do.
+  // experts do. docs/layers.md says where that pays. With batch_invariant only 0 and 1, never and in every call,
+  // will do.
   size_t stream_rows;
 } HammerheadWholeOptions;
 
@@ -577,6 +577,15 @@ int32_t hammerhead_layer_asked(const struct HammerheadLayer *layer,
 int32_t hammerhead_layer_streams_from(const struct HammerheadLayer *layer,
                                       size_t *rows);
 
+// Fails once with what went wrong in the processor's part of earlier calls of a layer in two places, whose results are
+// NaN then. The next call that is queued fails with it, too; a graph that is launched again queues none, so that a
+// program that launches graphs asks here.
+//
+// # Safety
+//
+// `layer` is NULL or a layer.
+int32_t hammerhead_layer_check_host(const struct HammerheadLayer *layer);
+
 // Queues the move of experts to and from the GPU: as many as hammerhead_layer_resident counts. What was queued before
 // finds the old ones there, what is queued behind it these; graphs of the layer are to be launched in this stream, or
 // in its order.
@@ -596,8 +605,8 @@ int32_t hammerhead_queue_place_experts(struct HammerheadQueue *queue,
 // # Safety
 //
 // The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which
-// overlap nowhere and stay until the stream has done the work. Graphs of calls that bring weights over, captured in one
-// queue and without memory that is lent, are launched one after another.
+// overlap nowhere and stay until the stream has done the work. Graphs of calls that bring weights over, captured in
+// one queue and without memory that is lent, are launched one after another.
 int32_t hammerhead_queue_mlp(struct HammerheadQueue *queue,
                              const struct HammerheadLayer *layer,
                              const struct HammerheadTokens *tokens,

@@ -194,6 +194,19 @@ pub unsafe extern "C" fn hammerhead_layer_streams_from(layer: *const Layer, rows
     })
 }
 
+/// Fails once with what went wrong in the processor's part of earlier calls of a layer in two places, whose results are
+/// NaN then. The next call that is queued fails with it, too; a graph that is launched again queues none, so that a
+/// program that launches graphs asks here.
+///
+/// # Safety
+///
+/// `layer` is NULL or a layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_layer_check_host(layer: *const Layer) -> i32 {
+    // SAFETY: the caller's promise.
+    guard(|| Ok(unsafe { at(layer, "layer") }?.experts()?.0.check_host()?))
+}
+
 /// Writes as many numbers for the caller as there is room for, and how many there are.
 ///
 /// # Safety
@@ -255,8 +268,8 @@ unsafe fn write(place: *mut usize, value: usize) -> Result<()> {
 /// # Safety
 ///
 /// The pointers in `tokens`, `output` and `workspace` are addresses of that many bytes in the GPU's memory, which
-/// overlap nowhere and stay until the stream has done the work. Graphs of calls that bring weights over, captured in one
-/// queue and without memory that is lent, are launched one after another.
+/// overlap nowhere and stay until the stream has done the work. Graphs of calls that bring weights over, captured in
+/// one queue and without memory that is lent, are launched one after another.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hammerhead_queue_mlp(
     queue: *mut Queue,

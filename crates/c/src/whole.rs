@@ -123,8 +123,8 @@ pub struct WholeOptions {
     pub gpu_bytes: usize,
     /// Rows (tokens times experts of each) from which on a call has the GPU compute those experts too, with weights
     /// that it brings over for the while; 0 for never. What it brings takes as much of the host's memory again as all
-    /// experts do. docs/layers.md says where that pays. With batch_invariant only 0 and 1, never and in every call, will
-    /// do.
+    /// experts do. docs/layers.md says where that pays. With batch_invariant only 0 and 1, never and in every call,
+    /// will do.
     pub stream_rows: usize,
 }
 

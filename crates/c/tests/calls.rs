@@ -554,6 +554,8 @@ fn a_queue_refuses_what_does_not_fit_and_layers_of_the_cpu() {
         assert_eq!(hammerhead_layer_streams_from(moe, &mut bytes), HAMMERHEAD_OK);
         assert_eq!(bytes, 0, "no weights are brought over");
         assert_eq!(hammerhead_layer_streams_from(null(), &mut bytes), HAMMERHEAD_INVALID);
+        assert_eq!(hammerhead_layer_check_host(moe), HAMMERHEAD_OK, "nothing of it is on a GPU");
+        assert_eq!(hammerhead_layer_check_host(null()), HAMMERHEAD_INVALID);
         let (x, y, none) = (tokens(&[]), output(&mut []), Workspace { address: null_mut(), bytes: 0 });
         assert_eq!(hammerhead_queue_mlp(null_mut(), one, &x, &y, none), HAMMERHEAD_INVALID);
         assert!(last_error().contains("queue is NULL"), "{}", last_error());
