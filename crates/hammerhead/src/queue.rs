@@ -96,8 +96,8 @@ impl Queue {
     /// # Safety
     ///
     /// As for [`Queue::enqueue`], for logits, ids, weights and a workspace too. Graphs of calls that bring weights over
-    /// ([`Experts::streams_from`]), captured in one queue and without a workspace of the caller's, are launched one after
-    /// another: they bring them to the same places.
+    /// ([`Experts::streams_from`]), captured in one queue and without a workspace of the caller's, are launched one
+    /// after another: they bring them to the same places.
     pub unsafe fn enqueue_experts(
         &mut self,
         layer: &Experts,

@@ -243,7 +243,8 @@ events! {
         round: String,
         /// The pitch.
         pitch: String,
-        /// The digest of its seed, which is told with the result: it was settled before, and nobody could prepare for it.
+        /// The digest of its seed, which is told with the result: it was settled before, and nobody could prepare for
+        /// it.
         seed_digest: String,
         /// How many sittings began before this one and have no result.
         interrupted: usize,

@@ -3,10 +3,10 @@
 //!
 //! First small layers as models have them, with experts divided in every way, against double precision; then one
 //! captured graph with other routings, and with experts that move while it runs; then a host that fails, and one that
-//! takes its time. Only if all that is right, whole layers of large models are timed with parts of their experts on the device: computed by the
-//! host where they are not there, and brought over, with the bits of the whole layer. `THREADS`, `MODELS`, `PERCENT`
-//! and `TOKENS` say with how many threads, which models, which parts and which numbers of tokens. Exit status 1 if
-//! anything is wrong.
+//! takes its time. Only if all that is right, whole layers of large models are timed with parts of their experts on the
+//! device: computed by the host where they are not there, and brought over, with the bits of the whole layer.
+//! `THREADS`, `MODELS`, `PERCENT` and `TOKENS` say with how many threads, which models, which parts and which numbers
+//! of tokens. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -92,8 +92,8 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     ///
-    /// If that is not exact: NVFP4 has eighteen powers of two, and MXFP4 nothing but those, for 32 elements. If they are
-    /// of FP8.
+    /// If that is not exact: NVFP4 has eighteen powers of two, and MXFP4 nothing but those, for 32 elements. If the
+    /// scales are those of FP8.
     pub fn in_scaling(&self, scaling: Scaling) -> Result<Matrix<'_>> {
         if scaling.is_fp8() {
             return Err(Error::CodesOfFp8 { asked: scaling.to_string() });

@@ -73,8 +73,8 @@ pub struct LayerOptions {
     /// computes the others.
     pub gpu_bytes: Option<usize>,
     /// When the device computes the experts beyond it itself, with weights that it brings over for the while. What it
-    /// brings takes as much of the host's memory again as all experts do, page-locked. A layer that is `batch_invariant`
-    /// does it never or in all calls, from one row on.
+    /// brings takes as much of the host's memory again as all experts do, page-locked. A layer that is
+    /// `batch_invariant` does it never or in all calls, from one row on.
     pub stream: Streaming,
 }
 

@@ -38,10 +38,10 @@
 //! beside the products before which they are read, and waits for them there.
 //!
 //! With up to 16 tokens warps can multiply by themselves ([`MultiplySpec::by_warps`]). That takes about as many
-//! instructions (as assembled, 307 instead of 323 for four units and 8 tokens, 329 for 16), but there is no fence before
-//! a unit's products, nor a wait behind them. Sums are added in the same order, and so have the same bits in the
-//! simulator, which does not model how tensor cores cut them off. No plan asks for it as long as it has not been timed
-//! here.
+//! instructions (as assembled, 307 instead of 323 for four units and 8 tokens, 329 for 16), but there is no fence
+//! before a unit's products, nor a wait behind them. Sums are added in the same order, and so have the same bits in the
+//! simulator, which does not model how tensor cores cut them off. No plan asks for it as long as it has not been
+//! timed here.
 
 mod combine;
 mod consume;
