@@ -415,11 +415,17 @@ fn by_warps_in_layers() -> Result<Vec<Value>> {
         for tokens in [1usize, 16, 64] {
             let planned = plan::cheapest(*family, &shape.problem(tokens as u32)?, facts)?;
             let ways = [0, 1].map(|warps| with_own(&planned, &[WARPS, DOWN_WARPS], warps));
-            let Ok(kernels) =
-                ways.iter().map(|way| LayerKernels::new(*family, shape, way, facts)).collect::<Result<Vec<_>, _>>()
-            else {
-                println!("{name:14} {tokens:4} tokens: tiles are too wide for warps [{planned}]");
-                continue;
+            let kernels = ways.iter().map(|way| LayerKernels::new(*family, shape, way, facts));
+            let kernels = match kernels.collect::<Result<Vec<_>, _>>() {
+                Ok(kernels) => kernels,
+                // One token's tiles are never too wide.
+                Err(refusal) if tokens > 1 => {
+                    println!("{name:14} {tokens:4} tokens: left out, {refusal} [{planned}]");
+                    continue;
+                }
+                Err(reason) => {
+                    return Err(op::Error::Illegal { backend: "cuda", config: Box::new(ways[1]), reason });
+                }
             };
             let stream = Stream::new(context)?;
             let tensors = (0..TURNS).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
@@ -427,7 +433,7 @@ fn by_warps_in_layers() -> Result<Vec<Value>> {
             let space = DeviceMemory::new(context, "a workspace", placed.workspace_bytes(tokens as u32))?;
             let encode = |way: usize, turn: usize| -> Result<Vec<EncodedLaunch>> {
                 let call = tensors[turn].call(router);
-                let launches = placed.launches(&kernels[way], &call, [space.address(), 0])?.all;
+                let launches = placed.launches(&kernels[way], &call, [space.address(), 0, 0])?.all;
                 let encode = |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
                 launches.iter().map(encode).collect()
             };
