@@ -15,7 +15,7 @@
 //! computes nothing: the device brings over the weights of experts that it does not hold, as [`crate::experts::lots`]
 //! describes, from a second copy of all experts in the host's memory, in the device's layout. What decides is the
 //! number of tokens times the experts of each and nothing else, so that it is known when a call is queued or captured;
-//! but once the device had no memory left for that, the host computes again.
+//! but once the device had no memory left for that, the host computes again, unless bits may not depend on the batch.
 //!
 //! **Bits.** A row's bits depend on where its expert is computed, since host and device add in different orders; while
 //! the placement stays, they are the same every time. With as many rows as above, all are computed on the device, and
@@ -147,14 +147,20 @@ impl AwayExperts {
 
     /// How a call with so many rows finds its experts.
     pub fn placement(&self, rows: usize) -> Placement {
-        let [slots, asked] = self.table.each_ref().map(DeviceMemory::address);
+        let by_host = self.by_host();
         match self.brings(rows) {
-            None => Placement { experts: self.experts, table: [slots, asked], brought: None },
+            None => by_host,
             Some(Store { matrices, lots, numbers, .. }) => {
                 let brought = Some(Brought { lots: *lots, matrices: matrices.address() });
-                Placement { experts: self.experts, table: [numbers.address(), asked], brought }
+                Placement { table: [numbers.address(), by_host.table[1]], brought, ..by_host }
             }
         }
+    }
+
+    /// How a call finds its experts that brings nothing over.
+    pub(crate) fn by_host(&self) -> Placement {
+        let table = self.table.each_ref().map(DeviceMemory::address);
+        Placement { experts: self.experts, table, brought: None }
     }
 
     /// Experts of the layer, wherever they are.
@@ -179,6 +185,11 @@ impl AwayExperts {
         let Ok(Some(Store { lots, numbers, .. })) = &self.store else { return Ok(()) };
         // SAFETY: the same.
         unsafe { numbers.write(0, bytemuck::cast_slice(&numbered(lots, slots)), stream) }
+    }
+
+    /// What went wrong on the host, as long as nobody has taken it.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What went wrong on the host, once.

@@ -159,6 +159,11 @@ impl HostExperts {
         self.experts.away().map(|away| away.asked()).transpose()
     }
 
+    /// What went wrong on the host in earlier calls and nobody was told of yet, where experts lie in two places.
+    pub fn host_failure(&self) -> Option<String> {
+        self.experts.away()?.failure()
+    }
+
     /// What went wrong on the host in earlier calls, once, where experts lie in two places. Calls that are queued say
     /// it themselves; graphs that are launched again do not.
     pub fn check_host(&self) -> Result<()> {
@@ -178,14 +183,18 @@ impl HostExperts {
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let all = self.experts.away().map_or(0, |away| away.experts());
         check_resident(wanted, all)?;
-        let Some(away) = self.experts.away().filter(|_| wanted.len() == resident.len()) else {
+        // Slots are empty where an earlier change has failed: then it is as many as there are experts, too.
+        let full = resident.iter().filter(|expert| **expert != EMPTY).count();
+        let Some(away) = self.experts.away().filter(|_| [resident.len(), full].contains(&wanted.len())) else {
             let (what, found) = ("the number of experts on the device", wanted.len().to_string());
             let expected = format!("{}, one for each of its slots,", resident.len());
             return Err(Error::Mismatch { group: 0, what, found, expected });
         };
-        let free = resident.iter().enumerate().filter(|(_, expert)| !wanted.contains(expert)).map(|(slot, _)| slot);
+        let mut free: Vec<usize> = (0..resident.len()).filter(|&slot| !wanted.contains(&resident[slot])).collect();
+        free.sort_by_key(|&slot| resident[slot] == EMPTY);
         let coming = wanted.iter().filter(|expert| !resident.contains(expert));
-        let moves = free.zip(coming).map(|(slot, &expert)| Ok((slot, expert, pack(self.experts.shape(), expert)?)));
+        let moves =
+            free.into_iter().zip(coming).map(|(slot, &expert)| Ok((slot, expert, pack(self.experts.shape(), expert)?)));
         let moves = moves.collect::<Result<Vec<_>>>()?;
         let tell = |resident: &[u32]| away.place(resident, queue.stream());
         let fill = |slot, packed: &_| self.experts.fill_slot(slot, packed, queue.stream());
@@ -247,19 +256,28 @@ impl HostExperts {
             return Ok(());
         }
         let Some(away) = view.away() else { return act(queue, call) };
+        let (mut most, mut placement) = (self.exchanged.load(Ordering::Relaxed), away.placement(rows));
+        let mut without = None;
         loop {
-            let (most, placement) = (self.exchanged.load(Ordering::Relaxed), away.placement(rows));
             let call = LayerCall { placement: Some(placement), ..*call };
             let done = pieces(shape, &call, most).iter().try_for_each(|piece| act(queue, piece));
-            let Err(error) = &done else { return done };
+            let Err(error) = done else {
+                // It was for lack of what this call has done without, and later ones of its size would fail alike.
+                self.exchanged.fetch_min(most, Ordering::Relaxed);
+                without.into_iter().for_each(|reason| away.stop(reason));
+                return Ok(());
+            };
             // What would be computed instead was not prepared.
             if queue.stream().capturing()?.is_some() {
-                return done;
+                return Err(error);
             }
-            match less(error, (shape, placement), most) {
-                Some(Less::Exchanged(bytes)) => self.exchanged.store(bytes, Ordering::Relaxed),
-                Some(Less::Brought) => away.stop(format!("weights are no longer brought over: {error}")),
-                None => return done,
+            match less(&error, (shape, placement), most) {
+                Some(Less::Exchanged(bytes)) => most = bytes,
+                Some(Less::Brought) => {
+                    without = Some(format!("weights are no longer brought over: {error}"));
+                    placement = away.by_host();
+                }
+                None => return Err(error),
             }
         }
     }

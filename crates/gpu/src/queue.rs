@@ -227,8 +227,9 @@ impl Work<EncodedLaunch> {
         let mut ends: HashMap<usize, Event> = HashMap::new();
         for (turn, launch) in turns.iter().zip(&self.launches) {
             let line = if turn.beside { &beside } else { stream };
-            if let Some(event) = turn.after.and_then(|before| ends.get(&before)) {
-                line.wait_for(event)?;
+            if let Some(before) = turn.after {
+                // It was recorded: who is waited for comes before.
+                line.wait_for(&ends[&before])?;
             }
             // SAFETY: the caller's promise is the same.
             unsafe { launch.queue(line) }?;
@@ -638,12 +639,13 @@ impl LaunchQueue {
         }
         self.unless_capturing("working memory must be allocated", || Ok(()))?;
         // Half as much again as there was, so that tokens that come in ever larger numbers are not an allocation each.
-        let bytes = bytes.max(self.workspace_bytes() * 3 / 2);
+        let more = bytes.max(self.workspace_bytes() * 3 / 2);
         self.stream.synchronize()?;
         self.ready.clear();
         self.workspace = None;
         graveyard::sweep();
-        let workspace = Arc::new(DeviceMemory::new(self.stream.context(), "working memory", bytes)?);
+        let workspace =
+            as_much(more, bytes, |bytes| DeviceMemory::new(self.stream.context(), "working memory", bytes))?;
         self.workspace = Some(Arc::clone(&workspace));
         Ok(Some(workspace))
     }
@@ -657,11 +659,11 @@ impl LaunchQueue {
             return Ok(Some(Arc::clone(exchange)));
         }
         self.unless_capturing("memory of the host must be pinned", || Ok(()))?;
-        let bytes = bytes.max(self.exchange.as_ref().map_or(0, |exchange| exchange.bytes() * 3 / 2));
+        let more = bytes.max(self.exchange.as_ref().map_or(0, |exchange| exchange.bytes() * 3 / 2));
         self.stream.synchronize()?;
         self.ready.clear();
         self.exchange = None;
-        let exchange = Arc::new(PinnedMemory::new(self.stream.context(), EXCHANGED, bytes)?);
+        let exchange = as_much(more, bytes, |bytes| PinnedMemory::new(self.stream.context(), EXCHANGED, bytes))?;
         self.exchange = Some(Arc::clone(&exchange));
         Ok(Some(exchange))
     }
@@ -670,6 +672,15 @@ impl LaunchQueue {
     pub(crate) fn unless_capturing<T>(&self, what: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.stream.capturing()?.is_some() { Err(Error::Capture { what }) } else { act() }
     }
+}
+
+/// Memory of so many bytes, or where they cannot be had, of as many as are needed.
+fn as_much<T>(more: usize, needed: usize, allocate: impl Fn(usize) -> Result<T>) -> Result<Arc<T>> {
+    match allocate(more) {
+        Err(Error::DeviceMemory { .. } | Error::Pinned { .. }) if more > needed => allocate(needed),
+        allocated => allocated,
+    }
+    .map(Arc::new)
 }
 
 impl Drop for LaunchQueue {
@@ -796,4 +807,23 @@ fn layer_key(layer: &Arc<DeviceExperts>, call: &LayerCall, lent: Option<(u64, us
     let lent = lent.map(|(address, _)| address);
     (Arc::as_ptr(layer).addr(), [call.x, call.out, call.adapters], chosen, call.tokens, lent).hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_needed_is_had_where_more_cannot_be() {
+        let room_for = |most: usize| {
+            move |bytes: usize| match bytes <= most {
+                true => Ok(bytes),
+                false => Err(Error::Pinned { bytes, what: "a test" }),
+            }
+        };
+        let found = |most, more, needed| as_much(more, needed, room_for(most)).ok().map(|bytes| *bytes);
+        assert_eq!([found(9, 9, 6), found(8, 9, 6), found(5, 9, 6)], [Some(9), Some(6), None]);
+        let lost = as_much(9, 6, |_| Err::<usize, _>(Error::Forgotten));
+        assert!(matches!(lost, Err(Error::Forgotten)), "other errors are not tried again");
+    }
 }
