@@ -466,6 +466,11 @@ impl Experts {
         self.products.on_device()?.asked()
     }
 
+    /// What [`Experts::check_host`] would tell, which still tells it: for those who only watch.
+    pub fn host_failure(&self) -> Option<String> {
+        self.products.on_device().ok()?.host_failure()
+    }
+
     /// What went wrong in the processor's part of earlier calls, once, where a device has the other: their results are
     /// NaN. The next call that is queued is refused with it; who launches graphs again queues none, and asks here.
     pub fn check_host(&self) -> Result<()> {

@@ -42,8 +42,15 @@ impl WholeLayer {
         let load = |backend: &'static dyn Backend| {
             let planner = Arc::new(engine.layer_planner(backend));
             let stream_from = stream_from(sizes.options.stream, sizes.experts);
-            let room = gpu_bytes.zip(backend.layer_bytes(&spec, stream_from.is_some()));
-            let resident = room.map(|(bytes, taken)| resident(bytes, taken, sizes.experts)).transpose()?.flatten();
+            let held = |brought: bool| {
+                let room = gpu_bytes.zip(backend.layer_bytes(&spec, brought));
+                Ok::<_, Error>(room.map(|(bytes, taken)| resident(bytes, taken, sizes.experts)).transpose()?.flatten())
+            };
+            // Where all experts go there nothing is brought over, nor kept for it.
+            let resident = match (held(false)?, stream_from) {
+                (Some(_), Some(_)) => held(true)?,
+                (resident, _) => resident,
+            };
             precision.check_places(resident.is_some())?;
             check_bits(batch_invariant, stream_from.filter(|_| resident.is_some()))?;
             let of_host = |resident: Vec<u32>| {
