@@ -79,7 +79,9 @@ impl Error {
         match error {
             Operation::Unavailable { .. } => HAMMERHEAD_UNAVAILABLE,
             Operation::Memory { .. } | Operation::DeviceMemory { .. } | Operation::Pinned { .. } => HAMMERHEAD_MEMORY,
-            Operation::Driver { .. } | Operation::Jit { .. } | Operation::Kernel(_) => HAMMERHEAD_DEVICE,
+            Operation::Driver { .. } | Operation::Jit { .. } | Operation::Kernel(_) | Operation::Away { .. } => {
+                HAMMERHEAD_DEVICE
+            }
             Operation::Format(Format::Read { .. } | Format::NotAFile { .. } | Format::NoModel { .. }) => HAMMERHEAD_IO,
             _ => HAMMERHEAD_INVALID,
         }

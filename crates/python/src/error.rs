@@ -70,9 +70,11 @@ impl From<Error> for PyErr {
 }
 
 fn of_operation(error: &hammerhead::Error, message: String) -> PyErr {
-    use hammerhead::Error::{Away, Capture, DeviceMemory, Driver, Format, Jit, Kernel, Memory, Stream, Unavailable};
+    use hammerhead::Error::{
+        Away, Capture, DeviceMemory, Driver, Format, Jit, Kernel, Memory, Pinned, Stream, Unavailable,
+    };
     match error {
-        Memory { .. } | DeviceMemory { .. } => PyMemoryError::new_err(message),
+        Memory { .. } | DeviceMemory { .. } | Pinned { .. } => PyMemoryError::new_err(message),
         Unavailable { .. } | Kernel(_) | Driver { .. } | Jit { .. } | Stream { .. } | Capture { .. } | Away { .. } => {
             PyRuntimeError::new_err(message)
         }
