@@ -445,6 +445,11 @@ impl FeedForward {
         py.detach(|| Ok(self.experts.asked()?))
     }
 
+    /// What `check_host` would raise, which still raises it.
+    fn host_failure(&self) -> Option<String> {
+        self.experts.host_failure()
+    }
+
     /// Raises what went wrong in the processor's part of earlier calls, once, where a GPU has the other.
     fn check_host(&self) -> Result<()> {
         Ok(self.experts.check_host()?)

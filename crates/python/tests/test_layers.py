@@ -216,20 +216,20 @@ def test_what_graphs_of_vllm_cannot_tell_is_logged(monkeypatch, caplog):
 
     monkeypatch.setattr(Experts, "__repr__", lambda layer: "Experts(…)")
     layers, failures = [divided([0], [0, 0]) for _ in range(2)], ["a worker has died"]
-    for layer in layers:
-        layer._layer.check_host = lambda: None
-
-    def failing():
-        if failures:
-            raise RuntimeError(failures.pop())
-
-    layers[1]._layer.check_host = failing
+    layers[0]._layer.host_failure = lambda: None
+    layers[1]._layer.host_failure = lambda: failures[0] if failures else None
     monkeypatch.setattr(_watch, "_start", lambda: None)
     for layer in layers:
         _watch.watch(layer)
     for _ in range(2):
         _watch.look()
-    assert [record.getMessage() for record in caplog.records] == ["Experts(…): a worker has died"]
+    said = ["Experts(…): a worker has died"]
+    assert [record.getMessage() for record in caplog.records] == said, "once, and it is left for the next call to tell"
+    failures.clear()
+    _watch.look()
+    failures.append("a worker has died")
+    _watch.look()
+    assert [record.getMessage() for record in caplog.records] == 2 * said, "another failure is told, too"
 
 
 def test_nothing_is_asked_of_a_layer_in_one_place(arrays):

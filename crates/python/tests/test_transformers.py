@@ -554,7 +554,7 @@ def test_the_command_places_experts_and_predicts(tmp_path, monkeypatch, capsys):
     main([str(DATA / "modelopt_qwen3_moe"), *asked[:-1]])
     assert placed[3:] == [{"a layer": [1, 2]}, None, None, None]
     assert json.loads(heat.read_text()) == {"a layer": [1, 2]}, "what an earlier run counted is kept"
-    for text, why in (("{", "it is no JSON"), ("[1]", "it holds no counts")):
+    for text, why in (("{", "it is no JSON"), ("[1]", "it holds no counts"), ('{"a": [null]}', "it holds no counts")):
         heat.write_text(text)
         with pytest.raises(SystemExit, match=f"heat.json: {why}"):
             main([str(DATA / "modelopt_qwen3_moe"), *asked])

@@ -498,6 +498,10 @@ class Experts(FeedForward):
         make none: ask before results are used, when the GPU is done with them."""
         self._layer.check_host()
 
+    def host_failure(self) -> str | None:
+        """What :meth:`check_host` would raise, which still raises it: for logs and monitors."""
+        return self._layer.host_failure()
+
     def place(self, experts: Iterable[int], *, device: int = 0, stream: int = 0) -> None:
         """Moves as many experts as :attr:`resident` names to the GPU of this number, and others away from it, in the
         order of a stream by its handle (``torch.cuda.current_stream().cuda_stream``): calls before find the old ones

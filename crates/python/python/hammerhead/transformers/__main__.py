@@ -141,7 +141,8 @@ def read_heat(file: Path) -> dict[str, list[float]]:
         found = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"--heat {file}: it is no JSON ({error}); remove it, or name another file") from error
-    if not isinstance(found, dict):
+    counts = [counts for counts in found.values()] if isinstance(found, dict) else [None]
+    if not all(isinstance(each, list) and all(isinstance(count, (int, float)) for count in each) for each in counts):
         raise ValueError(f"--heat {file}: it holds no counts by the names of modules; remove it, or name another file")
     return found
 
