@@ -34,8 +34,9 @@
 //! **Below about 100 tokens the bottleneck is instruction issue.** A wgmma of 64 rows, T tokens and 16 of k takes T/2
 //! cycles of the tensor core, and a warp issues one instruction per cycle: dequantising the operand, loading its words
 //! and starting the wgmma take some twenty. Every instruction less helps. Between 16 and 96 tokens reading the words
-//! costs another 9 to 12 cycles, which neither that nor bandwidth explains: the assembler dequantises a unit's words
-//! beside the products before which they are read, and waits for them there.
+//! costs another 9 to 12 cycles, neither for their instructions nor for bandwidth. As the assembler orders them, a
+//! unit's words are dequantised beside the products right behind which they are read, and the warp waits for them
+//! there; whether that is all of it has not been tried.
 //!
 //! With up to 16 tokens warps can multiply by themselves ([`MultiplySpec::by_warps`]). That takes about as many
 //! instructions (as assembled, 307 instead of 323 for four units and 8 tokens, 329 for 16), but there is no fence
