@@ -172,14 +172,17 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
     };
     match referee.proceed(&mut sitting) {
         Ok(outcome) => sitting.outcome = outcome,
-        // Somebody else's work on the same GPU is nobody's doing here.
-        Err(Halt::Fault(_, fault @ Fault::Tampering { .. })) if referee.course.has_neighbours() => {
+        // Somebody else's work on the same GPU, and what it takes of it, is nobody's doing here.
+        Err(Halt::Fault(side, fault))
+            if may_be_neighbours(side, &fault, sitting.plant.is_none()) && referee.course.has_neighbours() =>
+        {
             let why = format!("others compute on this GPU, so that nobody can say whose doing it is: {fault}");
             sitting.outcome = Outcome::Void { why: vec![why] };
         }
-        // A champion that fails beside a challenger is no win for that, which may have made it fail. Until the plant is
-        // found it is alone, and then it is its own doing.
-        Err(Halt::Fault(Side::Champion, fault)) if sitting.plant.is_some() => {
+        // A champion that fails beside a challenger is no win for that, which may have made it fail. In control and
+        // plant it is timed against itself, and then it is its own doing, unless the system killed it: whose memory
+        // was short then nobody knows.
+        Err(Halt::Fault(Side::Champion, fault)) if sitting.plant.is_some() || fault.is_a_kill() => {
             sitting.outcome = Outcome::Void { why: vec![format!("the champion failed: {fault}")] };
         }
         Err(Halt::Fault(side, fault)) => sitting.outcome = Outcome::Faulted { side, fault },
@@ -190,6 +193,11 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
     sitting.course.retaken = referee.disturbances.retaken();
     sitting.course.remarks.extend(referee.disturbances.remark());
     Ok(sitting)
+}
+
+/// Whether others on the GPU may be what a fault comes from: of a champion that is timed against itself, any.
+fn may_be_neighbours(side: Side, fault: &Fault, against_itself: bool) -> bool {
+    matches!(fault, Fault::Tampering { .. }) || (against_itself && side == Side::Champion)
 }
 
 struct Referee<'a> {

@@ -210,6 +210,10 @@ impl Course for SyntheticCourse {
         self.planted = size;
     }
 
+    fn has_neighbours(&mut self) -> bool {
+        self.world.neighbours.is_some()
+    }
+
     fn now(&self) -> f64 {
         self.passed
     }

@@ -144,6 +144,13 @@ impl Fault {
                 | Fault::Excess { .. }
         )
     }
+
+    /// Whether it was killed out of the blue, as the kernel does it where memory is short, whoever took that.
+    pub fn is_a_kill(&self) -> bool {
+        // As the standard library tells it, and a container's first process.
+        let told = |status: &str| status.starts_with("signal: 9") || status == "exit status: 137";
+        matches!(self, Fault::Crash { status, .. } if told(status))
+    }
 }
 
 /// What a contestant is, for the record.

@@ -150,6 +150,10 @@ fn a_champion_that_fails_beside_itself_is_to_blame_and_beside_a_challenger_nobod
             "{pairing}: {:?}",
             held.outcome
         );
+        // Others on the same GPU may have taken what it needed.
+        let beside = Neighbours { chance: 0.0, turn: 0.0, stay: 1.0, told: false };
+        let held = sitting(&World { neighbours: Some(beside), ..world }, &Terms::default(), 5);
+        assert!(matches!(held.outcome, Outcome::Void { .. }), "{pairing}: {:?}", held.outcome);
     }
 }
 

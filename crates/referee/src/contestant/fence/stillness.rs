@@ -6,6 +6,7 @@
 //! rested is counted either way. The kernel's accounts are late by ticks, later on a loaded machine, so an innocent
 //! rest can look busy now and then: blame needs more than ticks explain, and more often the longer a session is.
 
+use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,10 @@ const LATE_TICKS: u32 = 3;
 /// use half of them, to move a median, and is blamed at the fifth at the latest.
 const BLAMED: u32 = 2;
 const RESTS: u32 = 25;
+/// Busy rests that are blamed where they lie within as many rests on end as that, however quiet the session was before:
+/// a contestant may be busy in one shape alone. Of an innocent's windows of 25 rests, two or three in a million have so
+/// many.
+const CLUSTER: usize = 3;
 /// How long a contestant may take to stand still.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -34,17 +39,19 @@ pub(in crate::contestant) struct Stillness {
     /// Rests so far, and those of them that were busier than ticks explain.
     rests: u32,
     busy: u32,
+    /// Which rests the last busy ones were.
+    last: VecDeque<u32>,
 }
 
 impl Stillness {
     #[cfg(target_os = "linux")]
     pub(in crate::contestant) fn new(pen: Option<Pen>, group: u32) -> Self {
-        Self { pen, group, since: None, rests: 0, busy: 0 }
+        Self { pen, group, since: None, rests: 0, busy: 0, last: VecDeque::new() }
     }
 
     #[cfg(not(target_os = "linux"))]
     pub(in crate::contestant) fn new(group: u32) -> Self {
-        Self { group, since: None, rests: 0, busy: 0 }
+        Self { group, since: None, rests: 0, busy: 0, last: VecDeque::new() }
     }
 
     /// Makes it stand, and comes back when it does.
@@ -86,8 +93,16 @@ impl Stillness {
 
     fn blame(&mut self, passed: Duration, explained: Duration) -> Option<Duration> {
         self.rests += 1;
-        self.busy += u32::from(passed > explained);
-        (passed > explained && self.busy >= BLAMED + self.rests / RESTS).then_some(passed)
+        if passed <= explained {
+            return None;
+        }
+        self.busy += 1;
+        self.last.push_back(self.rests);
+        if self.last.len() > CLUSTER {
+            self.last.pop_front();
+        }
+        let crowded = self.last.len() == CLUSTER && self.rests - self.last[0] < RESTS;
+        (crowded || self.busy >= BLAMED + self.rests / RESTS).then_some(passed)
     }
 
     fn processor_time(&self) -> Option<Duration> {
@@ -226,7 +241,9 @@ mod tests {
         };
         assert_eq!(blamed(&|rest| rest % 30 == 0), None, "one in thirty, evenly, is what a bad machine does");
         assert_eq!((blamed(&|_| true), blamed(&|rest| rest % 2 == 1)), (Some(2), Some(3)));
-        assert!(blamed(&|rest| rest > 1000 && rest % 2 == 0).is_some_and(|rest| rest < 1100), "also late");
+        assert_eq!(blamed(&|rest| rest > 1000 && rest % 2 == 0), Some(1006), "also late, in one shape");
+        assert_eq!(blamed(&|rest| [1001, 1013, 1025].contains(&rest)), Some(1025), "the third of 25 rests on end");
+        assert_eq!(blamed(&|rest| [1001, 1013, 1026].contains(&rest)), None, "two of 25 on end, twice");
     }
 
     #[test]
