@@ -284,7 +284,7 @@ impl Play<'_> {
         let (pitch, champion, settings) = (challenger.name.clone(), self.champion.clone(), &self.season.settings);
         let mut terms = verdict::terms(deal, settings);
         let mut judgement = Judgement::because(Verdict::Void, "no sitting was held");
-        let (mut failures, mut interrupted) = (Vec::new(), 0);
+        let (mut failures, mut interrupted, mut redrawn) = (Vec::new(), 0, 0);
         for attempt in 0..=settings.void_retries {
             terms.budget_seconds = self.budget_of_a_sitting();
             if self.journal.is_live() {
@@ -292,7 +292,8 @@ impl Play<'_> {
                 self.say(&format!("  {pitch}: timing it against {}{again}", champion.name));
             }
             let seed = self.seed("sit")?;
-            interrupted += self.seat(round, &pitch, seed)?;
+            let [before, others] = self.seat(round, &pitch, seed)?;
+            (interrupted, redrawn) = (interrupted + before, redrawn + others);
             let (referee, began) = (&mut self.referee, Instant::now());
             let make = |_: &Ledger| {
                 let found = referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed);
@@ -309,7 +310,12 @@ impl Play<'_> {
             failures.extend(fails_alone(&sitting));
             judgement = of_sitting(&sitting, deal, scratch_bytes, settings);
             if interrupted > 0 {
-                judgement.reasons.push(format!("{interrupted} of its sittings were interrupted, and have no result"));
+                let seeds = match redrawn {
+                    0 => "the same seed was asked again".to_owned(),
+                    others => format!("{others} of them had another seed than the one that has"),
+                };
+                let what = "of its sittings were interrupted, and have no result";
+                judgement.reasons.push(format!("{interrupted} {what}: {seeds}"));
             }
             if judgement.verdict != Verdict::Void {
                 // Only what was measured a second time is crowned, whoever takes its part.
@@ -327,26 +333,31 @@ impl Play<'_> {
     }
 
     /// Writes down that a sitting begins, so that nobody draws one again unseen whose course it dislikes. Says how many
-    /// began before it and have no result.
-    fn seat(&mut self, round: &str, pitch: &str, seed: u64) -> Result<usize> {
-        let mut begun: usize = 0;
+    /// began before it and have no result, and how many of them had another seed: where the machine did not answer, the
+    /// same one is asked again.
+    fn seat(&mut self, round: &str, pitch: &str, seed: u64) -> Result<[usize; 2]> {
+        let mut begun: Vec<String> = Vec::new();
+        let counted = |begun: &[String], last: &str| [begun.len(), begun.iter().filter(|one| *one != last).count()];
         loop {
             let live = self.journal.is_live();
             let seated = Seated {
                 round: round.to_owned(),
                 pitch: pitch.to_owned(),
                 seed_digest: hex(&Sha256::digest(seed.to_string())),
-                interrupted: begun,
+                interrupted: begun.len(),
             };
-            if live && begun > 0 {
+            if live && !begun.is_empty() {
                 self.say(&format!("  {pitch}: a sitting was interrupted and has no result; that is written down"));
             }
             let written = self.journal.step_if(|s: &Seated| s.pitch == pitch, || Some(seated))?;
             match written {
                 // Its result follows. Ledgers from before this was written down have nothing else.
-                None => return Ok(begun.saturating_sub(1)),
-                Some(_) if live => return Ok(begun),
-                Some(_) => begun += 1,
+                None => {
+                    let last = begun.pop().unwrap_or_default();
+                    return Ok(counted(&begun, &last));
+                }
+                Some(written) if live => return Ok(counted(&begun, &written.seed_digest)),
+                Some(written) => begun.push(written.seed_digest),
             }
         }
     }
@@ -393,7 +404,8 @@ enum Timed {
     ChampionFails(String),
 }
 
-/// The fault that ended a sitting while a champion was timed against itself: the challenger had not been started yet.
+/// The fault that ended a sitting while a champion was timed against itself. The challenger had been examined and may
+/// have been started, and is not timed then.
 fn fails_alone(sitting: &Sitting) -> Option<String> {
     match &sitting.outcome {
         Outcome::Faulted { side: Side::Champion, fault } if sitting.plant.is_none() && fault.is_its_own_doing() => {

@@ -251,6 +251,13 @@ impl Imported {
         if !inside || name.is_empty() {
             return Err(refused("and would be written outside of the operation's folder"));
         }
+        if FILES.iter().any(|(own, _)| *own == name) {
+            return Err(Error::Rules {
+                what: folder.display().to_string(),
+                problem: format!("it has a file {name:?}, and the operation has one of its own with that name"),
+                remedy: "give the file another name, also where it is imported".to_owned(),
+            });
+        }
         self.files.push((name, read(&found)?));
         Ok(())
     }

@@ -66,7 +66,13 @@ fn keyed(said: &str) -> Option<(&str, &str)> {
     if said.starts_with(['{', '[']) {
         return None;
     }
-    let end = said.match_indices(':').find(|(at, _)| said[at + 1..].starts_with(' ') || said.len() == at + 1)?.0;
+    // What stands in quotes is a word, whatever it has in it.
+    let from = match said.chars().next() {
+        Some(quote @ ('"' | '\'')) => said[1..].find(quote)? + 2,
+        _ => 0,
+    };
+    let ends = |at: &usize| *at >= from && (said[at + 1..].starts_with(' ') || said.len() == at + 1);
+    let end = said.match_indices(':').map(|(at, _)| at).find(ends)?;
     Some((unquoted(said[..end].trim()), said[end + 1..].trim()))
 }
 

@@ -12,8 +12,7 @@ import tank
 import torch
 
 reference = task_tensors.module("reference")
-patterns, precise = task_tensors.Patterns(reference), precision.Precision(reference)
-steady = []
+patterns, steady = task_tensors.Patterns(reference), []
 
 
 def says(data, found):
@@ -22,6 +21,9 @@ def says(data, found):
     # Some checks answer (right, words), others words alone, which are empty if all is well, or yes and no.
     right, words = said if isinstance(said, tuple) else (said, "") if isinstance(said, bool) else (not said, said)
     return None if right else (str(words) or "its own check says no")
+
+
+precise = precision.Precision(reference, patterns, says)
 
 
 def keep_steady(problem):
@@ -37,6 +39,7 @@ def keep_steady(problem):
             f"the reference does not give what it gave before on the same inputs ({wrong}): it draws random numbers, as dropout in training does, or its "
             "check is not one; have it compute the same each time"
         )
+    precise.settle(problem)
     steady.append(problem)
 
 
@@ -51,11 +54,14 @@ def generate(problem, numbers, lots, tensors):
 
 
 def judge(problem, tensors, outputs):
-    data, found = task_tensors.read("in", patterns.of(problem), tensors), task_tensors.read("out", patterns.outputs(problem), outputs)
+    def data():
+        return task_tensors.read("in", patterns.of(problem), tensors)
+
+    given, found = data(), task_tensors.read("out", patterns.outputs(problem), outputs)
     # Before the check: some write to what they are given.
-    expected = precise.expected(data)
-    wrong = says(data, found)
-    return wrong, 0.0, None if wrong else precision.errors(expected, found)
+    expected = precise.expected(problem, given)
+    wrong = says(given, found)
+    return wrong, 0.0, None if wrong else precise.errors(problem, data, expected, found)
 
 
 tank.serve_operation(generate, None, judge, describe)
