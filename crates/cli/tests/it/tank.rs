@@ -321,7 +321,7 @@ fn a_community_task_wants_an_interpreter_that_has_torch() {
 fn known_exploits_are_listed_with_where_they_are_told_of_and_one_is_played() {
     let folder = tempfile::tempdir().unwrap();
     let listed = succeed(folder.path(), &["exploits"]);
-    assert!(listed.contains("late-writer") && listed.contains("reference-kernels #102"), "{listed}");
+    assert!(listed.contains("late-writer") && listed.contains("reference-kernels/pull/102"), "{listed}");
     let played = succeed(folder.path(), &["exploits", "--play", "--only", "stale", "--only", "reverse"]);
     assert!(played.contains("caught") && played.contains("honest, and not blamed"), "{played}");
     assert_refused(&output(folder.path(), &["exploits", "--only", "nobody"]), &["nobody"]);
