@@ -85,13 +85,14 @@ fn model(name: &str) -> Model {
 }
 
 /// Options that leave so many experts on the device.
-fn divided(instance: &Instance, intermediate: Intermediate, slots: usize) -> Result<LayerOptions> {
+fn divided(instance: &Instance, intermediate: Intermediate, slots: usize, stream: Streaming) -> Result<LayerOptions> {
     let weights = instance.weights()?;
     let spec =
         LayerSpec { weights: &weights, intermediate, precision: Precision::Exact, batch_invariant: false, split: None };
     let cuda = hammerhead::backends::by_name("cuda")?;
-    let [each, always] = cuda.layer_bytes(&spec, false).expect("a layer that there are kernels for");
-    Ok(LayerOptions { intermediate, gpu_bytes: Some(always + slots * each), ..LayerOptions::default() })
+    let [each, always] =
+        cuda.layer_bytes(&spec, stream != Streaming::Never).expect("a layer that there are kernels for");
+    Ok(LayerOptions { intermediate, gpu_bytes: Some(always + slots * each), stream, ..LayerOptions::default() })
 }
 
 /// The largest part of what either place is allowed that some tokens' results are off by.
@@ -135,10 +136,10 @@ fn places() -> Result<Value> {
             |options| Experts::new(&engine, &weights, options)?.run(&engine, &instance.tokens, &routed, Output::BF16);
         let whole = computed(LayerOptions { intermediate, ..LayerOptions::default() })?;
         for slots in [0, 1, count / 2, count - 1] {
-            let options = divided(&instance, intermediate, slots)?;
-            let brought = computed(LayerOptions { stream: Streaming::From(1), ..options })?;
+            let options = |stream| divided(&instance, intermediate, slots, stream);
+            let brought = computed(options(Streaming::From(1))?)?;
             passed &= bits(&brought) == bits(&whole);
-            let layer = Experts::new(&engine, &weights, options)?;
+            let layer = Experts::new(&engine, &weights, options(Streaming::Never)?)?;
             let held = layer.resident().map(|held| held.len());
             let run = || layer.run(&engine, &instance.tokens, &routed, Output::BF16);
             let (found, again) = (run()?, run()?);
@@ -213,7 +214,7 @@ fn graph() -> Result<Value> {
         let model = model(name).scaled_down();
         let mut instance = model.instance(tokens, Activation::BF16, usize::MAX, 4)?;
         let count = model.experts[0];
-        let options = LayerOptions { stream, ..divided(&instance, Intermediate::Tokens, count / 2)? };
+        let options = divided(&instance, Intermediate::Tokens, count / 2, stream)?;
         let layer = Experts::new(&engine, &instance.weights()?, options)?;
         let mut queue = Queue::new(0)?;
         // SAFETY: the queue outlives it.
@@ -448,8 +449,8 @@ fn timing() -> Result<Value> {
         });
         for (percent, stream) in ways {
             let begun = Instant::now();
-            let options = divided(&seed, Intermediate::Tokens, experts * percent / 100)?;
-            let layer = Experts::new(&engine, &weights, LayerOptions { stream, ..options })?;
+            let options = divided(&seed, Intermediate::Tokens, experts * percent / 100, stream)?;
+            let layer = Experts::new(&engine, &weights, options)?;
             let loaded = begun.elapsed().as_secs_f64();
             for tokens in wanted("TOKENS", &[1, 8, 64, 512]) {
                 let mut queue = Queue::new(0)?;
