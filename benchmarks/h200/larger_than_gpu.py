@@ -21,7 +21,6 @@ is timed with the other parts, too.
 """
 
 import argparse
-import faulthandler
 import json
 import os
 import statistics
@@ -55,8 +54,6 @@ SIZES = {
 MOE = dict(num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, head_dim=128)
 READ = 8 << 30
 GREEDY = dict(max_new_tokens=12, do_sample=False)
-ENDING = 120
-"""Seconds from a model's last row to the end of it, after which the script says where it stands, and ends."""
 WAYS = {"": {}, "whole layers": {"whole_layers": True}, "streamed": {"stream": True}}
 
 
@@ -205,7 +202,6 @@ def apart(task, *arguments):
 
 def compare(name, layers, options, record, save):
     """One model with every part of its experts on the GPU."""
-    faulthandler.cancel_dump_traceback_later()
     parts, prompts = ([kind(part) for part in text.split(",")] for kind, text in ((float, options.parts), (int, options.prompts)))
     if options.llama_bench:
         record["llama.cpp"] = beside(name, layers, parts, prompts, options)
@@ -245,21 +241,6 @@ def compare(name, layers, options, record, save):
             speeds = {place: vars(getattr(machine, place)) for place in ("host", "gpu")} | {"away": machine.away, "rest": machine.rest}
             record |= {"model": vars(model), **speeds, "host bandwidth": reads, "host share seconds": once, "parts": rows}
             save()
-        # Two runs did not end by themselves after their last row, and nobody knows why.
-        faulthandler.dump_traceback_later(ENDING, exit=True)
-        print(f"{name}: all rows are written, and its files go", flush=True)
-
-
-def holders():
-    """Other processes that hold this one's output open: who reads that waits for them, too."""
-    ours = os.readlink("/proc/self/fd/1")
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(process.name) != os.getpid() and any(os.readlink(file) == ours for file in (process / "fd").iterdir()):
-                yield f"{process.name} ({(process / 'cmdline').read_text().replace(chr(0), ' ').strip()})"
-        except OSError:
-            # It is another user's, or has ended.
-            continue
 
 
 def beside(name, layers, parts, prompts, options):
@@ -296,7 +277,6 @@ def main():
         name, _, layers = asked.partition(":")
         record[asked] = {}
         compare(name, int(layers or 2), options, record[asked], lambda: Path(options.result).write_text(json.dumps(record, indent=1) + "\n"))
-    print("done; the output is held open by", "; ".join(holders()) or "nobody else", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,8 @@ def measure(bench, path, layers, part, prompts, tokens):
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-3000:]}")
     tests = json.loads(done.stdout[done.stdout.index("[") :])
-    if not any("CUDA" in test["backends"] for test in tests):
+    # Where it finds no GPU it computes without, and says CUDA nevertheless.
+    if not all("CUDA" in test["backends"] and test["gpu_info"] for test in tests):
         raise SystemExit(f"llama-bench used {tests[0]['backends']}: no GPU. {done.stderr[-2000:]}")
     found = {"resident": 1 - away / layers, "first token seconds": {}}
     for test in tests:
