@@ -70,6 +70,9 @@ pub fn ledger(bytes: &[u8]) {
     let (chained, events) = chain(bytes);
     let checked = ledger::check(path, &chained).expect("a chain that holds is accepted");
     assert_eq!((checked.records.len(), checked.torn.len()), (events, 0));
+    if let Err(error) = ledger::check_seeds(path, &checked.records) {
+        assert!(error.to_string().contains("settled"), "{error}");
+    }
     read_all(&checked.records);
 }
 

@@ -4,12 +4,14 @@
 //! that stands before that; so a line that was changed, removed, inserted or moved is found, and told by its number.
 //! What a chain cannot show is that its end was cut off, or that somebody who knows how has added to it: for that, the
 //! head is noted in another folder ([`Ledger::open_noted`]), announced before each line is written and confirmed after,
-//! and reports print it.
+//! and reports print it. Nor does a chain show that a sitting was held with another seed than was settled before it
+//! began: the digest that was written then is held against the seed that is told afterwards ([`check_seeds`]).
 //!
 //! A line is written at once and synced before anything goes on. If the machine dies in the middle, the last line is
 //! torn; it is cut off when the ledger is opened again, and that is recorded too. One writer at a time: the file is
 //! locked.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -109,7 +111,42 @@ pub struct Checked {
 /// Reads and checks a ledger without locking it. A torn last line is left out and told.
 pub fn read(path: &Path) -> Result<Checked> {
     let bytes = fs::read(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
-    check(path, &bytes)
+    let checked = check(path, &bytes)?;
+    check_seeds(path, &checked.records)?;
+    Ok(checked)
+}
+
+/// What is written of a seed before it is told.
+pub fn digest_of_seed(seed: u64) -> String {
+    hex(&Sha256::digest(seed.to_string()))
+}
+
+/// Refuses a sitting whose seed is another than the one that was settled before it began. A sitting from before digests
+/// were written down is held against nothing.
+pub fn check_seeds(path: &Path, records: &[Record]) -> Result<()> {
+    let mut settled = BTreeMap::new();
+    for record in records {
+        match &record.event {
+            Event::Seated(seated) => {
+                let key = (record.season, &seated.round, &seated.pitch);
+                settled.insert(key, (record.n, &seated.seed_digest));
+            }
+            Event::Sat(sat) => {
+                let before = settled.remove(&(record.season, &sat.round, &sat.pitch));
+                let (Some((begun, digest)), Some(sitting)) = (before, &sat.sitting) else { continue };
+                let told = digest_of_seed(sitting.seed);
+                if told != *digest {
+                    let problem = format!(
+                        "the sitting of '{}' was held with a seed of the digest {told:.12}…, but record {begun} settled {digest:.12}… before it began",
+                        sat.pitch
+                    );
+                    return Err(Error::Tampered { path: path.to_path_buf(), line: record.n as usize, problem });
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Checks every line of a ledger; `path` is where it came from, for the message.
@@ -247,6 +284,7 @@ impl Ledger {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
         let Checked { records, whole, torn } = check(path, &bytes)?;
+        check_seeds(path, &records)?;
         let noted = match notes {
             Some(notes) if gone && note_of(path, notes).exists() => Noted::Anew(put_aside(&note_of(path, notes))?),
             Some(notes) if !records.is_empty() || note_of(path, notes).exists() => check_note(path, &records, notes)?,

@@ -2,16 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use referee::digits::hex;
 use referee::{Correctness, Outcome, Side, Sitting, Summary};
-use sha2::{Digest, Sha256};
 
 use super::round::Candidate;
 use super::{Champion, Choices, Coronation, Play};
 use crate::entry::Entry;
 use crate::event::{Begun, Buried, Chosen, Crowned, Dethroned, Examined, Judged, Phased, Sat, Seated, Voted};
 use crate::evidence::resolve;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, digest_of_seed};
 use crate::mortem::PostMortem;
 use crate::pitch::{Deal, Kind, Pitch, Run};
 use crate::shark::{Ballot, Shark};
@@ -299,6 +297,10 @@ impl Play<'_> {
                 let found = referee.sit(champion.swimmer(), challenger.swimmer(), &terms, seed);
                 let seconds = since(began, referee.waited());
                 let (sitting, blocked) = split(found)?;
+                if sitting.as_ref().is_some_and(|sitting| sitting.seed != seed) {
+                    let problem = format!("the sitting of '{pitch}' came back with another seed than was asked for");
+                    return Err(Error::Cluster { problem });
+                }
                 Ok(Sat { round: round.to_owned(), pitch: pitch.clone(), sitting, blocked, seconds })
             };
             let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
@@ -343,7 +345,7 @@ impl Play<'_> {
             let seated = Seated {
                 round: round.to_owned(),
                 pitch: pitch.to_owned(),
-                seed_digest: hex(&Sha256::digest(seed.to_string())),
+                seed_digest: digest_of_seed(seed),
                 interrupted: begun.len(),
             };
             if live && !begun.is_empty() {

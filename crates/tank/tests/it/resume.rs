@@ -116,6 +116,47 @@ fn a_sitting_that_is_killed_again_and_again_is_counted_each_time() {
     assert!(!reward("third").why.iter().any(|why| why.contains("interrupted")), "{:?}", reward("third").why);
 }
 
+/// A ledger with another event in the place of one, its hashes made to fit, as by somebody who knows how.
+fn forged(path: &Path, place: usize, change: impl Fn(&mut Event)) -> std::path::PathBuf {
+    let forged = path.with_extension("forged");
+    let _ = fs::remove_file(&forged);
+    let mut records = ledger::read(path).unwrap().records;
+    change(&mut records[place].event);
+    let mut ledger = Ledger::open(&forged).unwrap();
+    for record in records {
+        ledger.append(record.season, record.event).unwrap();
+    }
+    forged
+}
+
+#[test]
+fn a_sitting_with_another_seed_than_was_settled_before_it_began_is_refused_by_its_record() {
+    let season = two_rounds();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.jsonl");
+    played(&season, &path, &mut Scripted::new(&season, &FATES), &options(folder.path())).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    let sat = records.iter().position(|record| matches!(record.event, Event::Sat(_))).unwrap();
+    let refused = |forged: &Path| {
+        let read = ledger::read(forged).unwrap_err().to_string();
+        let resumed = played(&season, forged, &mut Scripted::new(&season, &FATES), &options(folder.path()));
+        assert_eq!(resumed.unwrap_err().to_string(), read, "nor is it gone on with");
+        read
+    };
+    let another = forged(&path, sat, |event| match event {
+        Event::Sat(sat) => sat.sitting.as_mut().unwrap().seed += 1,
+        _ => panic!(),
+    });
+    let why = refused(&another);
+    assert!(why.contains(&format!("line {}", sat + 1)) && why.contains(&format!("record {sat} settled")), "{why}");
+    let unsettled = forged(&path, sat - 1, |event| match event {
+        Event::Seated(seated) => seated.seed_digest = ledger::digest_of_seed(1),
+        _ => panic!(),
+    });
+    assert!(refused(&unsettled).contains("sitting of 'second'"));
+    assert!(ledger::read(&forged(&path, sat, |_| ())).is_ok());
+}
+
 #[test]
 fn a_season_from_before_sittings_were_announced_goes_on() {
     let season = two_rounds();
