@@ -156,6 +156,22 @@ pub fn pitched<'a>(records: &'a [Record], season: u32, name: &str) -> Option<&'a
     })
 }
 
+/// How many sittings of an attempt began and have no result.
+pub fn interrupted(records: &[Record], season: u32, round: &str, pitch: &str) -> usize {
+    let (mut begun, mut lost) = (0usize, 0);
+    for record in records.iter().filter(|record| record.season == season) {
+        match &record.event {
+            Event::Seated(seated) if seated.round == round && seated.pitch == pitch => begun += 1,
+            Event::Sat(sat) if sat.round == round && sat.pitch == pitch => {
+                lost += begun.saturating_sub(1);
+                begun = 0;
+            }
+            _ => {}
+        }
+    }
+    lost + begun
+}
+
 /// Whether a verdict says anything about the pitch. Missing data is never a score.
 fn tells(verdict: Verdict) -> bool {
     !matches!(verdict, Verdict::Blocked | Verdict::Void)

@@ -25,11 +25,19 @@ pub(super) struct Tried {
     program: Option<String>,
     /// Whether the champion was found wrong.
     dethrones: bool,
+    /// What the verdict says of sittings that have no result.
+    interrupted: Option<String>,
 }
 
 impl Tried {
     fn without_times(judgement: Judgement) -> Self {
-        Self { judgement, summary: None, program: None, dethrones: false }
+        Self { judgement, summary: None, program: None, dethrones: false, interrupted: None }
+    }
+
+    /// With sittings that were interrupted, which every verdict says.
+    fn after(mut self, interrupted: Option<String>) -> Self {
+        self.judgement.reasons.extend(interrupted.clone());
+        Self { interrupted, ..self }
     }
 }
 
@@ -76,7 +84,7 @@ impl Play<'_> {
         };
         let gate = terms.deal.gates.iter().find_map(|gate| evidence.shut(gate));
         let sweep = pitch.run.as_ref().map(|run| run.sweep.clone()).unwrap_or_default();
-        let Tried { judgement, summary, program, dethrones } = match (gate, sweep.is_empty()) {
+        let Tried { judgement, summary, program, dethrones, .. } = match (gate, sweep.is_empty()) {
             (Some(shut), _) => {
                 let reason = format!("a gate of the deal is shut, so nothing was built: {shut}");
                 Tried::without_times(Judgement::because(Verdict::Blocked, reason))
@@ -162,14 +170,22 @@ impl Play<'_> {
             .map(|(config, ..)| (*config).clone());
         let fallback = pitch.run.as_ref().and_then(|run| run.fallback.clone()).filter(|_| best.is_none());
         let (settings, kept) = (&self.season.settings, best.clone().or(fallback));
-        let Some(place) = tried.iter().position(|(config, ..)| Some(*config) == kept.as_ref()) else {
-            let last = tried.pop().map(|(_, entry, found)| (Some(entry), found));
-            let nothing = || {
-                (None, Tried::without_times(Judgement::because(Verdict::Blocked, "nothing of the sweep can be run")))
+        // The one that is kept says it of itself.
+        let others = |tried: &[(&String, Entry, Tried)]| -> Vec<String> {
+            let told = |(config, _, found): &(&String, Entry, Tried)| {
+                found.interrupted.as_ref().map(|why| format!("{config}: {why}"))
             };
-            return Ok(last.unwrap_or_else(nothing));
+            tried.iter().filter_map(told).collect()
         };
-        let (config, entry, mut found) = tried.swap_remove(place);
+        let Some(place) = tried.iter().position(|(config, ..)| Some(*config) == kept.as_ref()) else {
+            let Some((_, entry, mut found)) = tried.pop() else {
+                let nothing = Judgement::because(Verdict::Blocked, "nothing of the sweep can be run");
+                return Ok((None, Tried::without_times(nothing)));
+            };
+            found.judgement.reasons.extend(others(&tried));
+            return Ok((Some(entry), found));
+        };
+        let (config, entry, mut found) = tried.remove(place);
         let by_the_rules = found.summary.as_ref().is_some_and(|summary| {
             summary.geomean.low > 1.0 + settings.margin()
                 && summary.shapes.iter().all(|shape| shape.speedup.low >= 1.0 - settings.max_loss())
@@ -183,6 +199,7 @@ impl Play<'_> {
             None => format!("nothing of the sweep keeps the deal, nor is its fallback {config} faster by the rules"),
         };
         found.judgement.reasons.insert(0, reason);
+        found.judgement.reasons.extend(others(&tried));
         Ok((Some(entry), found))
     }
 
@@ -253,12 +270,14 @@ impl Play<'_> {
         if let Some(wrong) = self.baseline.wrong.clone() {
             return self.dethrone(round, format!("wrong when it was to be timed alone: {wrong}"), correctness.program);
         }
-        match self.sittings(round, challenger, &terms.deal, scratch_bytes)? {
+        let (timed, interrupted) = self.sittings(round, challenger, &terms.deal, scratch_bytes)?;
+        let tried = match timed {
             Timed::Judged(judgement, summary) => {
-                Ok(Tried { judgement, summary, program: correctness.program, dethrones: false })
+                Tried { summary, program: correctness.program, ..Tried::without_times(judgement) }
             }
-            Timed::ChampionFails(why) => self.dethrone(round, why, correctness.program),
-        }
+            Timed::ChampionFails(why) => self.dethrone(round, why, correctness.program)?,
+        };
+        Ok(tried.after(interrupted))
     }
 
     /// A challenger that was examined takes the place of a champion that is wrong, or fails by itself.
@@ -272,13 +291,14 @@ impl Play<'_> {
         Ok(Tried { program, dethrones: true, ..Tried::without_times(judgement) })
     }
 
+    /// Sittings until one's controls hold or patience ends, and what is to be said of those that have no result.
     fn sittings(
         &mut self,
         round: &str,
         challenger: &Champion,
         deal: &Deal,
         scratch_bytes: Option<usize>,
-    ) -> Result<Timed> {
+    ) -> Result<(Timed, Option<String>)> {
         let (pitch, champion, settings) = (challenger.name.clone(), self.champion.clone(), &self.season.settings);
         let mut terms = verdict::terms(deal, settings);
         let mut judgement = Judgement::because(Verdict::Void, "no sitting was held");
@@ -306,32 +326,26 @@ impl Play<'_> {
             let sat = self.journal.step(|s: &Sat| s.pitch == pitch, make)?;
             self.taken += sat.seconds;
             if let Some(blocked) = sat.blocked {
-                return Ok(Timed::Judged(Judgement::because(Verdict::Blocked, blocked), None));
+                let timed = Timed::Judged(Judgement::because(Verdict::Blocked, blocked), None);
+                return Ok((timed, told_of(interrupted, redrawn)));
             }
             let Some(sitting) = sat.sitting else { continue };
             failures.extend(fails_alone(&sitting));
             judgement = of_sitting(&sitting, deal, scratch_bytes, settings);
-            if interrupted > 0 {
-                let seeds = match redrawn {
-                    0 => "the same seed was asked again".to_owned(),
-                    others => format!("{others} of them had another seed than the one that has"),
-                };
-                let what = "of its sittings were interrupted, and have no result";
-                judgement.reasons.push(format!("{interrupted} {what}: {seeds}"));
-            }
             if judgement.verdict != Verdict::Void {
                 // Only what was measured a second time is crowned, whoever takes its part.
                 let confirmed = sitting.second.as_ref().map(|m| m.at(sitting.settings.timing.decides).clone());
-                return Ok(Timed::Judged(judgement, confirmed));
+                return Ok((Timed::Judged(judgement, confirmed), told_of(interrupted, redrawn)));
             }
         }
         // Or a champion would keep its title by failing whenever it is to be timed.
-        Ok(match failures.pop() {
+        let timed = match failures.pop() {
             Some(fault) if failures.len() == settings.void_retries && settings.void_retries > 0 => {
                 Timed::ChampionFails(format!("one that fails whenever it is timed against itself: {fault}"))
             }
             _ => Timed::Judged(judgement, None),
-        })
+        };
+        Ok((timed, told_of(interrupted, redrawn)))
     }
 
     /// Writes down that a sitting begins, so that nobody draws one again unseen whose course it dislikes. Says how many
@@ -404,6 +418,16 @@ enum Timed {
     Judged(Judgement, Option<Summary>),
     /// The champion fails by itself, every time: how.
     ChampionFails(String),
+}
+
+/// What a verdict says of sittings that were interrupted, some of them with another seed than the one after them.
+fn told_of(interrupted: usize, redrawn: usize) -> Option<String> {
+    let seeds = match redrawn {
+        0 => "the same seed was asked again".to_owned(),
+        others => format!("{others} of them had another seed than the last"),
+    };
+    let what = "of its sittings were interrupted, and have no result";
+    (interrupted > 0).then(|| format!("{interrupted} {what}: {seeds}"))
 }
 
 /// The fault that ended a sitting while a champion was timed against itself. The challenger had been examined and may

@@ -19,6 +19,7 @@ pub fn markdown(report: &Report) -> String {
     if let Some(wrong) = report.wrong_baseline() {
         text += &format!("**The baseline is wrong: {wrong}. Nothing is timed against it.**\n\n");
     }
+    text.extend(report.interrupted().iter().map(|told| format!("**{told}.**\n\n")));
     let champion = report.champion.as_deref().unwrap_or("the baseline");
     let gained =
         report.gained.as_ref().map(|gained| format!(", {} over the baseline", interval(gained))).unwrap_or_default();

@@ -195,6 +195,8 @@ pub struct AttemptReport {
     pub margin: Option<f64>,
     /// Whether it became champion.
     pub crowned: bool,
+    /// How many of its sittings began and have no result.
+    pub interrupted: usize,
     /// Every seed: of the examination, and of the sittings.
     pub seeds: Vec<u64>,
     /// The number and hash of the record that judges it.
@@ -321,6 +323,16 @@ impl Report {
         whole.map(|pitch| (pitch, phases(pitch))).collect()
     }
 
+    /// Attempts of which sittings began and have no result, each in words: whoever dislikes how one goes could end it,
+    /// and draw another.
+    pub fn interrupted(&self) -> Vec<String> {
+        let told = |attempt: &AttemptReport| {
+            let sittings = if attempt.interrupted == 1 { "sitting of" } else { "sittings of" };
+            format!("{} {sittings} {} began and had no result", attempt.interrupted, attempt.pitch)
+        };
+        self.attempts.iter().filter(|attempt| attempt.interrupted > 0).map(told).collect()
+    }
+
     /// A verdict as it is told: one that nothing was measured for says so.
     pub fn word(&self, verdict: Verdict) -> String {
         if self.foretold.is_some() { format!("{verdict}, predicted") } else { verdict.to_string() }
@@ -370,6 +382,9 @@ impl Report {
             head: records.last().map(|r| r.hash.clone()).unwrap_or_default(),
         };
         of_season.iter().for_each(|record| report.take(record));
+        for attempt in &mut report.attempts {
+            attempt.interrupted = history::interrupted(records, number, &attempt.round, &attempt.pitch);
+        }
         for told in report.rounds.iter_mut().flat_map(|round| &mut round.pitches) {
             let line = history::lineage(records, number, &told.pitch.name);
             let link = |pitch: &&Pitch| {
@@ -564,6 +579,7 @@ impl AttemptReport {
             controls: Vec::new(),
             margin: None,
             crowned: false,
+            interrupted: 0,
             seeds: Vec::new(),
             record: (record.n, record.hash.clone()),
         }

@@ -10,7 +10,7 @@ use tank::Error;
 use tank::event::Event;
 use tank::ledger::{self, Ledger, Record};
 use tank::play::{Options, play};
-use tank::report::Report;
+use tank::report::{Report, html, markdown};
 use tank::season::Season;
 use tank::verdict::Verdict;
 
@@ -114,6 +114,72 @@ fn a_sitting_that_is_killed_again_and_again_is_counted_each_time() {
     };
     assert!(reward("second").why.iter().any(|why| why.starts_with("3 of its sittings")), "{:?}", reward("second").why);
     assert!(!reward("third").why.iter().any(|why| why.contains("interrupted")), "{:?}", reward("third").why);
+}
+
+/// Plays a season of one round whose player dies in the sitting that comes after so many answers, and goes on with it:
+/// the verdict on a pitch with its reasons, and the report.
+fn interrupted_at(answers: usize, fate: Fate, sweep: &[&str], pitch: &str) -> (Verdict, Vec<String>, Report) {
+    let mut pitches = two();
+    pitches[0].run.as_mut().unwrap().sweep = sweep.iter().map(|config| config.to_string()).collect();
+    if !sweep.is_empty() {
+        pitches[0].run.as_mut().unwrap().config = None;
+    }
+    let season = season(&[("one", pitches)]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.jsonl");
+    // Any seed: a sitting that is held again after a kill has another.
+    let options = Options::default();
+    let fates = [("first", fate)];
+    let mut dying = Scripted { dies_after: Some(answers), ..Scripted::new(&season, &fates) };
+    let died = catch_unwind(AssertUnwindSafe(|| played(&season, &path, &mut dying, &options)));
+    assert!(died.is_err());
+    let records = ledger::read(&path).unwrap().records;
+    assert!(matches!(records.last().unwrap().event, Event::Seated(_)), "it died in a sitting");
+    let unfinished = Report::new(&records, None).unwrap();
+    assert!(html(&unfinished).contains("began and had no result"), "the page says so before anything else comes of it");
+    played(&season, &path, &mut Scripted::new(&season, &fates), &options).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    let judged = records.iter().find_map(|record| match &record.event {
+        Event::Judged(judged) if judged.pitch == pitch => Some(judged.judgement.clone()),
+        _ => None,
+    });
+    let judgement = judged.unwrap();
+    (judgement.verdict, judgement.reasons, Report::new(&records, None).unwrap())
+}
+
+#[test]
+fn whatever_the_verdict_is_it_says_which_sittings_were_interrupted_and_so_does_the_page() {
+    // Baseline and examination are answered.
+    for (fate, expected) in [
+        (Fate::Speed(1.3), Verdict::Success),
+        (Fate::Speed(0.8), Verdict::Failure),
+        (Fate::NotTimed, Verdict::Blocked),
+        (Fate::ChampionFails, Verdict::Success),
+        (Fate::Void(9, 1.0), Verdict::Void),
+    ] {
+        let (verdict, reasons, report) = interrupted_at(2, fate.clone(), &[], "first");
+        assert_eq!(verdict, expected, "{fate:?}: {reasons:?}");
+        let told = "1 of its sittings were interrupted, and have no result: 1 of them had another seed";
+        assert!(reasons.iter().any(|why| why.starts_with(told)), "{fate:?}: {reasons:?}");
+        let line = "1 sitting of first began and had no result";
+        assert!(html(&report).contains(&format!("<p class=\"warning-line\">{line}.</p>")), "{fate:?}");
+        assert!(markdown(&report).contains(line), "{fate:?}");
+    }
+}
+
+#[test]
+fn a_sweep_says_which_of_its_configurations_had_sittings_that_were_interrupted() {
+    let configs =
+        ["strategy=interleaved,tile=16x32,depth=64,stages=1", "strategy=ping-pong,tile=16x32,depth=64,stages=2"];
+    // The first configuration's examination and sitting are answered, and the second one's examination; of two that are
+    // as fast, the last is kept.
+    for (answers, config) in [(2, configs[0]), (4, configs[1])] {
+        let (_, reasons, report) = interrupted_at(answers, Fate::Speed(0.8), &configs, "first");
+        let kept = config == configs[1];
+        let told = if kept { "1 of its sittings were".to_owned() } else { format!("{config}: 1 of its sittings were") };
+        assert!(reasons.iter().any(|why| why.starts_with(&told)), "{config}: {reasons:?}");
+        assert!(html(&report).contains(&format!("1 sitting of first: {config} began and had no result")));
+    }
 }
 
 /// A ledger with another event in the place of one, its hashes made to fit, as by somebody who knows how.

@@ -57,7 +57,9 @@ pub fn summary(report: &Report) -> String {
     let mut remarks: Vec<&String> = report.attempts.iter().flat_map(|attempt| &attempt.remarks).collect();
     remarks.sort();
     remarks.dedup();
-    let warnings: String = dethroned.chain(remarks.iter().map(|remark| warning(escape(remark)))).collect();
+    let interrupted = report.interrupted().into_iter().map(|told| warning(escape(&told)));
+    let remarks = remarks.iter().map(|remark| warning(escape(remark)));
+    let warnings: String = dethroned.chain(interrupted).chain(remarks).collect();
     let motto = match report.motto.as_str() {
         "" => String::new(),
         motto => format!("<p class=\"motto\">“{}”</p>\n", escape(motto)),

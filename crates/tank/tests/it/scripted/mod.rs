@@ -44,6 +44,8 @@ pub enum Fate {
     Void(usize, f64),
     /// The environment stands in the way.
     Blocked,
+    /// It stands in the way of the sitting, after an examination that found nothing wrong.
+    NotTimed,
     /// It is asked of other machines, and none answers.
     Unanswered,
 }
@@ -169,6 +171,9 @@ impl Referee for Scripted {
         let fate = self.fate(challenger.name);
         if matches!(fate, Fate::Unanswered) {
             return Err(tank::Error::Cluster { problem: "no machine answers".into() });
+        }
+        if matches!(fate, Fate::NotTimed) {
+            return Err(referee::Error::Samples.into());
         }
         if matches!(fate, Fate::ChampionFails) {
             // What becomes of it is the referee's own to say.
