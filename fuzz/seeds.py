@@ -6,6 +6,7 @@ or survive.
 Only the standard library is used, so the files are what is written here and nothing else.
 """
 
+import hashlib
 import json
 import pathlib
 import struct
@@ -445,6 +446,9 @@ EVENTS = {
     "chosen": {"kind": "chosen", "round": "one", "voted": None, "chosen": "first", "by": "ada", "reason": "", "overrides": True},
     "begun": {"kind": "begun", **ROUND, "champion": WAYS, "deal": {"max_loss": 0.02}},
     "examined": {"kind": "examined", **ROUND, "correctness": None, "blocked": "no"},
+    "seated": {
+        "kind": "seated", **ROUND, "seed_digest": hashlib.sha256(b"1").hexdigest(), "interrupted": 0,
+    },
     "sat": {"kind": "sat", **ROUND, "sitting": sitting({"is": "void", "why": ["the control differs"]}), "blocked": None},
     "judged": judgement("SUCCESS", SPEEDUP),
     "crowned": {"kind": "crowned", **ROUND, "entry": OTHER, "speedup": SPEEDUP},
@@ -474,6 +478,12 @@ save("ledger", "times_of_zero", events(EVENTS["season_opened"], {"kind": "baseli
     "shapes": [{"problem": "x", "seconds": 0.0, "floor_seconds": 0.0, "flops": 0.0, "bytes": 0.0}],
     "flops_per_second": 0.0, "bytes_per_second": 0.0,
 }}, EVENTS["sat"]))
+save("ledger", "seated_again", events(
+    *[EVENTS[name] for name in ("season_opened", "begun", "seated")], EVENTS["seated"] | {"interrupted": 1},
+    EVENTS["sat"], EVENTS["judged"]))
+save("ledger", "seated_and_never_sat", events(EVENTS["season_opened"], EVENTS["seated"] | {"interrupted": 2**64 - 1}))
+save("ledger", "held_with_another_seed", events(
+    EVENTS["season_opened"], EVENTS["begun"], EVENTS["seated"] | {"seed_digest": "0"}, EVENTS["sat"]))
 save("ledger", "no_event", b"1{}\n2\n{\n")
 save("ledger", "torn", events(EVENTS["round_opened"])[:-4])
 save("ledger", "a_real_line", b'{"n":1,"at":"2026-01-01T00:00:00Z","season":1,"prev":"' + b"0" * 64 + b'","event":{},"hash":"'
