@@ -77,9 +77,12 @@ pub struct Import {
     submission: Vec<PathBuf>,
 }
 
-/// Where the interpreter's modules lie, by its own word.
-const FOLDERS: &str = "import sys, os, torch; print(sys.executable); [print(p) for p in sorted({sys.prefix, sys.base_prefix, *sys.path, \
-                       os.path.dirname(os.path.dirname(torch.__file__))}) if p and os.path.isdir(p) and p != '/usr']";
+/// Where the interpreter's modules lie, by its own word, and CUDA's toolkit if it is there: solutions in CUDA C++ are
+/// compiled in the fence.
+const FOLDERS: &str = "import sys, os, shutil, torch; print(sys.executable); [print(p) for p in sorted({sys.prefix, sys.base_prefix, *sys.path, \
+                       os.path.dirname(os.path.dirname(torch.__file__)), \
+                       os.path.dirname(os.path.dirname(os.path.realpath(shutil.which('nvcc') or '/usr/bin/nvcc')))}) \
+                       if p and os.path.isdir(p) and p not in ('/', '/usr')]";
 
 /// Writes the operation; a folder that is there is left alone.
 pub fn import(args: &Import) -> Result<()> {

@@ -12,6 +12,7 @@ use tank::official::Official;
 use tank::operations::folder::import::Imported;
 use tank::operations::folder::{Folder, FolderOperation};
 use tank::pitch::Pitch;
+use tank::verdict::{Verdict, of_examination};
 
 /// An interpreter that has torch, and the folders that it reads.
 ///
@@ -55,8 +56,8 @@ fn examined(mut found: Imported, submissions: &[PathBuf]) -> Vec<(String, Correc
     let champion = Entry::Program { build: Vec::new(), command: baseline.program.clone(), sealed: None };
     let of = |(name, _): &(String, String)| {
         let pitch = Pitch::read(&folder.0.folder.join(format!("{name}.toml"))).unwrap();
-        let command = pitch.run.unwrap().program;
-        let challenger = Entry::Program { build: Vec::new(), command, sealed: None };
+        let run = pitch.run.unwrap();
+        let challenger = Entry::Program { build: run.build, command: run.program, sealed: None };
         (name.clone(), referee.examine(("baseline", &champion), (name, &challenger), 3).unwrap())
     };
     found.submissions.iter().map(of).collect()
@@ -125,4 +126,112 @@ fn a_task_brings_its_own_submission() {
     if !found.is_empty() {
         assert_eq!(right(&found), [("submission", true)]);
     }
+}
+
+#[test]
+fn a_solution_in_cpp_is_compiled_before_it_is_examined_and_one_in_cuda_says_what_is_missing() {
+    let found = Imported::read(&problems("rows"), None).unwrap();
+    assert_eq!((found.submissions.len(), found.remarks.len()), (2, 0), "{:?}", found.remarks);
+    let found = examined(found, &[]);
+    let [(_, cpp), (_, cuda)] = found.as_slice() else { return };
+    assert!(cpp.passed(), "{cpp:?}");
+    if let Some(judgement) = of_examination(cuda) {
+        // Not a FAILURE, which would count against whoever tries it where a compiler and a GPU are.
+        assert_eq!(judgement.verdict, Verdict::Blocked, "{cuda:?}");
+        let why = &judgement.reasons[0];
+        assert!(
+            why.contains("nvcc is not on PATH: solution-fused-cuda.json") || why.contains("torch finds no GPU"),
+            "{why}"
+        );
+    }
+}
+
+#[test]
+fn a_solution_that_does_not_compile_fails_with_the_compilers_first_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(problems("rows/solution_cpp.json")).unwrap();
+    let path = folder.path().join("broken.json");
+    std::fs::write(&path, text.replace("double sum = 0;", "double sum = nothing;")).unwrap();
+    let mut found = Imported::read(&problems("rows"), None).unwrap();
+    found.submissions.clear();
+    let found = examined(found, &[path]);
+    if let [(_, broken)] = found.as_slice() {
+        let judgement = of_examination(broken).unwrap();
+        assert_eq!(judgement.verdict, Verdict::Failure);
+        let why = &judgement.reasons[0];
+        assert!(why.contains("rows.cpp:5:") && why.contains("nothing"), "{why}");
+    }
+}
+
+#[test]
+fn what_no_interpreter_could_load_is_left_out_and_refused_where_it_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(problems("rows/solution_cuda.json")).unwrap();
+    for name in ["definition.json", "workload.jsonl"] {
+        std::fs::copy(problems("rows").join(name), folder.path().join(name)).unwrap();
+    }
+    let path = folder.path().join("solution.json");
+    for (old, new, expected) in [
+        (r#""binding": "torch""#, r#""binding": "tvm-ffi""#, "bound to Python by tvm-ffi"),
+        (r#""language": "cuda""#, r#""language": "rust""#, "written in rust"),
+        ("PYBIND11_MODULE", "TVM_FFI_DLL_EXPORT_TYPED_FUNC", "none of its sources has PYBIND11_MODULE"),
+    ] {
+        std::fs::write(&path, text.replace(old, new)).unwrap();
+        let mut found = Imported::read(folder.path(), None).unwrap();
+        assert!(found.submissions.is_empty() && found.remarks[0].contains(expected), "{:?}", found.remarks);
+        assert!(found.submit(&path).unwrap_err().to_string().contains(expected), "{expected}");
+    }
+}
+
+/// An nvcc that compiles what has nothing for a GPU in it, and keeps what it was told.
+const STAND_IN: &str = r#"#!/usr/bin/env python3
+import subprocess, sys
+words = sys.argv[1:]
+open(sys.argv[0] + ".log", "a").write(" ".join(words) + "\n")
+words = [word for word in words if word != "--expt-relaxed-constexpr" and not word.startswith("-arch=")]
+words = [word.removeprefix("-Xcompiler=").replace("-Xlinker=", "-Wl,") for word in words]
+words = [part for word in words for part in (("-x", "c++", word, "-x", "none") if word.endswith(".cu") else (word,))]
+sys.exit(subprocess.run(["c++", *words]).returncode)
+"#;
+
+/// What runs `compiled.py` where no GPU is, as if there were one, and computes with what came of it.
+const COMPILE: &str = "
+import torch, compiled
+torch.cuda.is_available, torch.cuda.get_device_capability = lambda: True, lambda: (9, 0)
+compiled.build('solution-on-host.json', 'solution-on-host.so')
+run = compiled.function('solution-on-host.so', compiled.read('solution-on-host.json')['spec'])
+x, weight, y = torch.full((3, 1024), 2.0), torch.full((1024,), 5.0), torch.empty(3, 1024)
+run(x, weight, 0.0, y)
+print(float(y.min()), float(y.max()))
+";
+
+#[test]
+fn nvcc_compiles_what_is_in_cuda_for_the_gpu_that_is_there() {
+    let Some((python, readable)) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(problems("rows/solution_cpp.json")).unwrap();
+    let on_host = text.replace("rows.cpp", "rows.cu").replace(r#""language": "cpp""#, r#""language": "cuda""#);
+    let options = r#""compile_options": {"cuda_cflags": ["-DMORE"], "ld_flags": ["-Wl,-z,now"]}, "entry_point""#;
+    let on_host = on_host.replace("fused-cpp", "on-host").replace(r#""entry_point""#, options);
+    for (name, text) in [
+        ("solution.json", on_host),
+        ("definition.json", std::fs::read_to_string(problems("rows/definition.json")).unwrap()),
+        ("workload.jsonl", std::fs::read_to_string(problems("rows/workload.jsonl")).unwrap()),
+    ] {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let operation = tempfile::tempdir().unwrap();
+    Imported::read(folder.path(), None).unwrap().write(operation.path(), &python, &readable).unwrap();
+    let nvcc = operation.path().join("nvcc");
+    std::fs::write(&nvcc, STAND_IN).unwrap();
+    std::fs::set_permissions(&nvcc, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", operation.path().display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new(&python);
+    let said = command.args(["-c", COMPILE]).env("PATH", path).current_dir(operation.path()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "5.0 5.0", "{said:?}");
+    let told = std::fs::read_to_string(operation.path().join("nvcc.log")).unwrap();
+    let of =
+        |what: &str| told.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("no {what} in {told}"));
+    assert!(of("rows.cu").contains("-arch=sm_90a -DMORE") && !of("main.cpp").contains("-arch"), "{told}");
+    assert!(of("-shared").contains("-Xlinker=-z -Xlinker=now"), "{told}");
 }

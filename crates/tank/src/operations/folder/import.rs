@@ -25,12 +25,16 @@ use crate::{Error, Result, written};
 /// The problem's own reference as a submission.
 const BASELINE: &str = "baseline_submission.py";
 
+/// What compiles a solution in C++ or CUDA, once, before it is examined.
+const COMPILER: &str = "compiled.py";
+
 /// What every imported operation has beside the problem's own files.
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 10] = [
     (BASELINE, include_str!("import/baseline_submission.py")),
     ("operation.py", include_str!("import/operation.py")),
     ("contestant.py", include_str!("import/contestant.py")),
     ("submitted.py", include_str!("import/submitted.py")),
+    (COMPILER, include_str!("import/compiled.py")),
     ("task_tensors.py", include_str!("import/task_tensors.py")),
     ("precision.py", include_str!("import/precision.py")),
     ("task_on_gpu.py", include_str!("import/task_on_gpu.py")),
@@ -270,11 +274,11 @@ impl Imported {
             Ok(solution) if solution.definition != definition => {
                 self.remarks.push(format!("{shown} is of another definition, {}", solution.definition));
             }
-            Ok(solution) if solution.spec.is_compiled() => {
-                let language = solution.spec.all().join(" and ");
-                self.remarks.push(format!("{shown} is written in {language}: bring it as a program of its own"));
-            }
             Ok(solution) => {
+                if let Some(problem) = solution.refusal() {
+                    self.remarks.push(format!("{shown} is left out: {problem}"));
+                    return Ok(());
+                }
                 let word = |c: char| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' };
                 let name: String = solution.name.chars().map(word).collect();
                 let file = format!("solution-{name}.json");
@@ -293,7 +297,12 @@ impl Imported {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let ending = path.extension().unwrap_or_default().to_string_lossy().into_owned();
         let file = format!("submission-{name}.{ending}");
-        self.files.push((file.clone(), read(path)?));
+        let bytes = read(path)?;
+        if let Some(problem) = solution_of(&file, &bytes).and_then(|solution| solution.refusal()) {
+            let (what, remedy) = (path.display().to_string(), "bring it as a program of its own".to_owned());
+            return Err(Error::Rules { what, problem, remedy });
+        }
+        self.files.push((file.clone(), bytes));
         self.submissions.push((name, file));
         Ok(())
     }
@@ -307,7 +316,18 @@ impl Imported {
         }
         fs::write(folder.join(super::DESCRIPTION), self.description(python, readable))?;
         for (name, file) in &self.submissions {
-            let run = format!("program = [{python:?}, \"./contestant.py\", \"./{file}\"]");
+            let bytes = self.files.iter().find(|(known, _)| known == file).map(|(_, bytes)| bytes.as_slice());
+            let solution = solution_of(file, bytes.unwrap_or_default());
+            let run = match solution.filter(|solution| solution.spec.is_compiled()) {
+                None => format!("program = [{python:?}, \"./contestant.py\", \"./{file}\"]"),
+                // The library is named too, so that it is the one that was examined that is timed.
+                Some(_) => {
+                    let library = Path::new(file).with_extension("so").display().to_string();
+                    let [build, program] = [COMPILER, "contestant.py"]
+                        .map(|script| format!("[{python:?}, \"./{script}\", \"./{file}\", \"./{library}\"]"));
+                    format!("program = {program}\nbuild = {build}")
+                }
+            };
             let pitch = example_pitch(name).replace(EXAMPLE_RUN, &run);
             fs::write(folder.join(format!("{name}.toml")), pitch)?;
         }
@@ -421,18 +441,32 @@ struct Solution {
     name: String,
     definition: String,
     spec: Spec,
+    #[serde(default)]
+    sources: Vec<Source>,
 }
 
-/// What it is written in: one language, or a list.
+#[derive(Deserialize)]
+struct Source {
+    content: String,
+}
+
+/// What it is written in, one language or a list, and what binds it to Python.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Spec {
     language: Option<String>,
     languages: Vec<String>,
+    binding: Option<String>,
 }
 
 /// Languages that are Python to whoever starts them.
 const IN_PYTHON: [&str; 8] = ["python", "pytorch", "triton", "gluon", "tlx", "tilelang", "cute_dsl", "cutile"];
+
+/// Languages that [`COMPILER`] compiles.
+const COMPILED: [&str; 5] = ["cuda", "cuda_cpp", "cublas", "cpp", "c++"];
+
+/// What binds a compiled solution to Python, by torch.
+const BINDING: &str = "PYBIND11_MODULE";
 
 impl Spec {
     fn all(&self) -> Vec<String> {
@@ -440,8 +474,32 @@ impl Spec {
     }
 
     fn is_compiled(&self) -> bool {
-        !self.all().iter().all(|language| IN_PYTHON.contains(&language.as_str()))
+        self.all().iter().any(|language| COMPILED.contains(&language.as_str()))
     }
+}
+
+impl Solution {
+    /// Why it cannot be run as it is, if it cannot.
+    fn refusal(&self) -> Option<String> {
+        let known = |language: &String| [&IN_PYTHON[..], &COMPILED[..]].concat().contains(&language.as_str());
+        let all = self.spec.all();
+        if !all.iter().all(known) {
+            return Some(format!("it is written in {}, which nothing compiles here", all.join(" and ")));
+        }
+        let binding = self.spec.binding.as_deref().filter(|binding| *binding != "torch");
+        match binding.filter(|_| self.spec.is_compiled()) {
+            Some(binding) => Some(format!("it is bound to Python by {binding}, and by torch alone it could be loaded")),
+            None if self.spec.is_compiled() && !self.sources.iter().any(|source| source.content.contains(BINDING)) => {
+                Some(format!("none of its sources has {BINDING}, by which torch could load it"))
+            }
+            None => None,
+        }
+    }
+}
+
+/// The solution that a submission's file holds, if it is one.
+fn solution_of(file: &str, bytes: &[u8]) -> Option<Solution> {
+    file.ends_with(".json").then(|| serde_json::from_slice(bytes).ok()).flatten()
 }
 
 /// A name without steps that lead nowhere: published workloads write `./blob/workloads/…`.
@@ -663,7 +721,7 @@ mod tests {
         let told: Vec<String> = found.benchmarks.iter().map(|sizes| super::super::name_of("s", sizes)).collect();
         assert_eq!(told, ["s n=3 workload=0", "s n=5 workload=1"]);
         assert_eq!(found.submissions, [("my-fast-one".to_owned(), "solution-my-fast-one.json".to_owned())]);
-        assert!(found.remarks.len() == 2 && found.remarks[0].contains("written in cuda"), "{:?}", found.remarks);
+        assert!(found.remarks.len() == 2 && found.remarks[0].contains("PYBIND11_MODULE"), "{:?}", found.remarks);
         let set = folder(&[
             ("definitions/x/scaled.json", DEFINITION),
             ("definitions/x/other.json", DEFINITION),

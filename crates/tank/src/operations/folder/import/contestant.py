@@ -8,6 +8,12 @@ import sys
 
 sys.path.append(sys.path.pop(0))
 
+import compiled
+
+if missing := compiled.not_there(sys.argv[1]):
+    compiled.serve_nothing(sys.argv[1], missing)
+    sys.exit()
+
 import submitted
 import task_tensors
 import tank

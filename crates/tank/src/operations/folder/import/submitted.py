@@ -1,18 +1,18 @@
-"""What a submission computes with, however it is written: `custom_kernel`, a `ModelNew`, or a solution as JSON with its sources in it."""
+"""What a submission computes with, however it is written: `custom_kernel`, a `ModelNew`, or a solution as JSON with its sources in it, in Python or compiled
+beforehand (`compiled`)."""
 
-import json
 import os
 import pathlib
 import sys
-import tempfile
 
+import compiled
 import task_tensors
 
 
 def kernel_of(path):
     """A function from a problem's data to its results."""
     if pathlib.Path(path).suffix == ".json":
-        return of_solution(json.loads(pathlib.Path(path).read_text()))
+        return of_solution(path)
     submission = task_tensors.module("submission", path)
     if hasattr(submission, "custom_kernel"):
         return submission.custom_kernel
@@ -25,19 +25,17 @@ def kernel_of(path):
     raise SystemExit(f"{path} has neither custom_kernel nor ModelNew nor run")
 
 
-def of_solution(solution):
+def of_solution(path):
+    solution = compiled.read(path)
     spec = solution["spec"]
-    folder = pathlib.Path(tempfile.mkdtemp()).resolve()
-    for source in solution["sources"]:
-        path = (folder / source["path"]).resolve()
-        if not path.is_relative_to(folder):
-            raise SystemExit(f"its source {source['path']} lies beside its folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source["content"])
-    file, function = spec["entry_point"].split("::")
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    run = getattr(task_tensors.module("solution", folder / file), function)
+    if compiled.is_compiled(spec):
+        run = compiled.function(compiled.library_of(path), spec)
+    else:
+        file, function = spec["entry_point"].split("::")
+        folder = compiled.unpacked(solution)
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        run = getattr(task_tensors.module("solution", folder / file), function)
     reference = task_tensors.module("reference")
     if not spec.get("destination_passing_style", True):
         return lambda data: reference.results(run(*data.values()))
