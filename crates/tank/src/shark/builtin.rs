@@ -25,6 +25,9 @@ const MODEL_ERROR: f64 = 0.15;
 /// Points from which a criterion is a strength, and up to which it is a weakness.
 const STRONG: f64 = 7.0;
 const WEAK: f64 = 4.0;
+/// Parts that the work has: bringing tokens into order, two products, and the gate. A kernel that does several of them
+/// has to keep them apart; more kernels than parts are launches whose order has to be right as well.
+const PARTS: f64 = 4.0;
 /// Working memory beyond which a pragmatist begins to worry, in bytes.
 const ROOMY: f64 = 16e6;
 
@@ -291,7 +294,14 @@ impl Judged<'_> {
     fn simplicity(&self) -> Scored {
         // How little it changes says nothing where the champion is wrong.
         if let Some(kernels) = self.steps() {
-            return (4.0 + 1.25 * kernels, format!("its work is cut into {kernels} kernels, which do one thing each"));
+            let further = (kernels - PARTS).max(0.0);
+            let points = 4.0 + 1.25 * kernels.min(PARTS) - 0.5 * further;
+            let words = if further > 0.0 {
+                format!("its {PARTS} parts have a kernel each, and {further} more have to be in order")
+            } else {
+                format!("its {PARTS} parts are in {kernels} kernels")
+            };
+            return (points, words);
         }
         match self.evidence.changes {
             Some(changes) => (10.0 - 1.5 * changes as f64, format!("it changes {changes} fields of the configuration")),
@@ -353,7 +363,9 @@ impl Judged<'_> {
 
     fn debuggability(&self) -> Scored {
         if let Some(kernels) = self.steps() {
-            return (3.0 + 1.75 * kernels, format!("the results of {kernels} kernels can be compared one by one"));
+            // What parts leave behind can be compared; cut any further there is nothing new to look at.
+            let points = 3.0 + 1.75 * kernels.min(PARTS);
+            return (points, format!("the results of {kernels} kernels can be compared one by one"));
         }
         match (&self.evidence.changes, self.pitch.kind) {
             (_, Kind::MinimalFix) => (10.0, "a minimal fix is its own explanation".into()),
@@ -518,6 +530,22 @@ mod tests {
             assert!(of(&wrong).0 < 3.0 && of(&wrong).1 < 0.1);
             assert!(of(&examined(true)).0 > slow.0 && of(&examined(false)).0 < 3.0);
         }
+    }
+
+    #[test]
+    fn a_kernel_per_part_is_as_simple_as_it_gets_and_more_launches_are_not_simpler() {
+        let criteria = Which::Oracle.shark().in_round(RoundKind::Correctness).criteria;
+        let of = |kernels: f64| {
+            let figures = [("kernels".to_owned(), kernels)].into();
+            let evidence = Evidence { figures, ..evidence(Some(1.0), TrackRecord::default()) };
+            let ballot =
+                Which::Oracle.ballot(&criteria, RoundKind::Correctness, &pitch(), &evidence, &Settings::default());
+            assert!(ballot.because["simplicity"].contains("parts"), "{:?}", ballot.because);
+            [ballot.scores["simplicity"], ballot.scores["debugging"]]
+        };
+        let (one, parts, more, many) = (of(1.0), of(4.0), of(5.0), of(12.0));
+        assert!(one[0] < parts[0] && parts[0] > more[0] && more[0] > many[0], "{one:?} {parts:?} {more:?} {many:?}");
+        assert!(one[1] < parts[1] && parts[1] == many[1]);
     }
 
     #[test]
