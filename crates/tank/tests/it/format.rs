@@ -12,6 +12,7 @@ use tank::history;
 use tank::ledger::{self, Record};
 use tank::pitch::{Deal, EvidenceCited, EvidenceKind, Gate, Pitch, Run};
 use tank::play::{Choices, Options};
+use tank::report::{Report, html, markdown};
 use tank::round::RoundKind;
 use tank::season::{Asked, Season, Shipped};
 use tank::shark::builtin::Which;
@@ -361,6 +362,39 @@ fn problems_are_read_from_ledgers_and_written_as_they_always_were() {
     assert_eq!(opened.season.problem_names().unwrap().len(), 3);
     let problems = format!("\"problems\":{}", serde_json::to_string(&opened.season.problems).unwrap());
     assert!(fs::read_to_string(&path).unwrap().contains(&problems), "{problems}");
+}
+
+/// Seasons that were played on silicon, by programs from before sittings were announced: whoever publishes a ledger has
+/// to be able to show it to a reader years later.
+#[test]
+fn ledgers_of_older_versions_are_verified_and_told_by_this_one() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benchmarks/h200");
+    let programs = fs::read_dir(folder.join("programs")).unwrap().map(|entry| entry.unwrap().path());
+    let ledgers = programs.filter(|path| path.extension().is_some_and(|ending| ending == "jsonl"));
+    let ledgers: Vec<_> = ledgers.chain([folder.join("tank-ledger.jsonl")]).collect();
+    assert!(ledgers.len() >= 12, "{ledgers:?}");
+    let readme = fs::read_to_string(folder.join("README.md")).unwrap();
+    for path in ledgers {
+        let (shown, checked) = (path.display(), ledger::read(&path).unwrap());
+        assert!(checked.torn.is_empty(), "{shown}");
+        let head = &checked.records.last().unwrap().hash;
+        assert!(readme.contains(&head[..16]), "{shown}: the README gives its head, which is {head}");
+        assert!(!checked.records.iter().any(|record| matches!(record.event, Event::Seated(_))), "{shown} is as it was");
+        let report = Report::new(&checked.records, None).unwrap();
+        assert_eq!((report.version.as_str(), report.interrupted().len()), ("0.1.0", 0), "{shown}");
+        let (page, text, json) = (html(&report), markdown(&report), serde_json::to_value(&report).unwrap());
+        for attempt in &report.attempts {
+            assert!(page.contains(&attempt.verdict.to_string()) && text.contains(&attempt.pitch), "{shown}");
+        }
+        assert_eq!(json["attempts"].as_array().unwrap().len(), report.attempts.len());
+        let failed = |attempt: &history::Attempt| attempt.judgement.verdict == Verdict::Failure;
+        let failures = history::attempts(&checked.records).into_iter().filter(failed).count();
+        assert_eq!(history::graveyard(&checked.records).len(), failures, "{shown}");
+        // One line that was changed is found.
+        let text = fs::read_to_string(&path).unwrap();
+        let forged = text.replacen("\"version\":\"0.1.0\"", "\"version\":\"0.1.1\"", 1);
+        assert!(ledger::check(&path, forged.as_bytes()).unwrap_err().to_string().contains("line 1:"), "{shown}");
+    }
 }
 
 #[test]
