@@ -1,6 +1,7 @@
 //! A command brings candidates step by step: it is shown what came of those before, and is asked nothing twice.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use tank::event::Event;
 use tank::ledger::{self, Record};
 use tank::official::Official;
 use tank::play::Options;
+use tank::report::Report;
 use tank::season::{Asked, Season};
 
 /// A stand-in for an agent: it tries one tile after the other, and says in its claim what became of the last.
@@ -72,6 +74,61 @@ fn a_better_tile_is_found_in_three_steps_and_told_again_from_the_ledger() {
     assert_eq!(asked(), 3);
     let again = played(folder.path(), &season, &Options::default());
     assert_eq!((again.len(), asked()), (records.len(), 3), "nobody is asked twice");
+}
+
+/// Killed after every single answer of the referee's, and once more in each sitting: the fifth of them is for the title.
+#[test]
+fn evolving_that_is_killed_again_and_again_comes_to_its_title_and_asks_nobody_twice() {
+    let at = |folder: &Path| (folder.join("ledger.jsonl"), folder.join("tuning"));
+    // The season's own baseline is not what the planner would choose, so that its champion has to meet that one.
+    let season = |folder: &Path| Season { baseline: "planned".into(), ..evolving(folder, 3) };
+    let fates = [
+        ("tile 16x16 (step 1, agent)", Fate::Speed(1.2)),
+        ("tile 48x16 (step 2, agent)", Fate::Speed(0.9)),
+        ("tile 48x32 (step 3, agent)", Fate::Speed(1.1)),
+    ];
+    let play = |folder: &Path, dies_after: Option<usize>| {
+        let ((path, tuning), season) = (at(folder), season(folder));
+        let mut referee = Scripted { dies_after, ..Scripted::new(&season, &fates) };
+        let options = Options { tuning: Some(tuning), seed: Some(5), ..Options::default() };
+        let died = catch_unwind(AssertUnwindSafe(|| {
+            crate::scripted::played(&season, &path, &mut referee, &options).unwrap();
+        }));
+        (died.is_ok(), referee.asked)
+    };
+    let outline = |folder: &Path| {
+        let records = ledger::read(&at(folder).0).unwrap().records;
+        let told = |record: &Record| match &record.event {
+            Event::Installed(installed) => Some(format!("{} is installed", installed.pitch)),
+            Event::Judged(judged) => Some(format!("{} {}", judged.pitch, judged.judgement.verdict)),
+            Event::Crowned(crowned) => Some(format!("{} is champion", crowned.pitch)),
+            _ => None,
+        };
+        records.iter().filter_map(told).collect::<Vec<_>>()
+    };
+    let (whole, killed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (done, expected) = play(whole.path(), None);
+    assert!(done && expected.iter().any(|asked| asked.ends_with("for the title")), "{expected:?}");
+    assert!(outline(whole.path()).last().unwrap().ends_with("is installed"), "{:?}", outline(whole.path()));
+    let (mut asked, mut kills) = (Vec::new(), 0);
+    loop {
+        // It dies in the next question, and then with that one answered.
+        let (done, mut answered) = play(killed.path(), Some(kills % 2));
+        asked.append(&mut answered);
+        if done {
+            break;
+        }
+        kills += 1;
+        assert!(kills < 100, "{asked:?}");
+    }
+    assert_eq!(asked, expected, "every question once, in spite of {kills} kills");
+    assert_eq!(outline(killed.path()), outline(whole.path()));
+    let asked = |folder: &Path| fs::read_to_string(folder.join("asked")).unwrap().lines().count();
+    assert_eq!((asked(killed.path()), asked(whole.path())), (3, 3), "nor is the agent asked twice");
+    let tuned = fs::read_dir(at(killed.path()).1).unwrap().count();
+    assert!(tuned > 0, "the champion is in the tuning cache");
+    let report = Report::new(&ledger::read(&at(killed.path()).0).unwrap().records, None).unwrap();
+    assert!(report.interrupted().iter().any(|told| told.contains("for the title")), "{:?}", report.interrupted());
 }
 
 #[test]
