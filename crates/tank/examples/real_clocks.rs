@@ -114,7 +114,8 @@ fn main() -> Result<(), Failure> {
         let sitting = sit(&mut pool, &settings, &terms, seeds::fresh()?)?;
         let published = sitting.published().map(|found| found.at(settings.timing.decides).geomean.to_string());
         let measured = published.unwrap_or_else(|| "no figure".to_owned());
-        sees.extend(sitting.scout.map(|scout| scout.sees));
+        let saw = sitting.scout.map_or(f64::NAN, |scout| scout.sees);
+        sees.push(saw);
         let name = match sitting.outcome {
             Outcome::Faster => "faster",
             Outcome::Slower => "slower",
@@ -126,7 +127,11 @@ fn main() -> Result<(), Failure> {
         *found.entry(name).or_default() += 1;
         // Whoever stops it after an hour keeps what was found by then.
         let took = began.elapsed().as_secs_f64();
-        println!("sitting {number} of {sittings}: {name}, {measured}; {took:.0} s so far, load {}", load().trim());
+        println!(
+            "sitting {number} of {sittings}: {name}, {measured}; could see {:.1} %; {took:.0} s so far, load {}",
+            100.0 * saw,
+            load().trim()
+        );
     }
     sees.sort_by(f64::total_cmp);
     let median = sees.get(sees.len() / 2).copied().unwrap_or(f64::NAN);
