@@ -62,16 +62,18 @@ def measure_layer(
     *,
     sample: int | None = None,
     backend: str | None = None,
+    batch_invariant: bool = True,
     rounds: int = 5,
     together: Callable[[], object] | None = None,
 ) -> Layer:
     """Measures a layer of random experts of this size on this machine: speeds per expert and per row.
 
     ``sample`` of the experts are made, if not given as many as no cache holds, and calls take turns among them.
-    ``backend="cuda"`` measures a GPU. ``together``: a barrier of ranks that share the machine and measure at the same
-    time, so that each is as slow as the others make it.
+    ``backend="cuda"`` measures a GPU. ``batch_invariant``: as the layer will be; on a processor it takes up to 1.65
+    times as long. ``together``: a barrier of ranks that share the machine and measure at the same time, so that each is
+    as slow as the others make it.
     """
-    layer = random_layer(hidden, intermediate, experts, sample, backend=backend, batch_invariant=True)
+    layer = random_layer(hidden, intermediate, experts, sample, backend=backend, batch_invariant=batch_invariant)
     points = []
     for active, rows in itertools.product(sorted({1, min(top_k, layer.num_experts)}), (1, 64)):
         seconds = measure_calls(turns(layer, active, rows), rounds, together)

@@ -114,7 +114,8 @@ def measure_machine(model: Model) -> Machine:
     if reason is not None:
         raise ValueError(f"this machine's GPU cannot be measured: {reason}; give --host-bandwidth and --gpu-bandwidth")
     sizes = (model.hidden, model.intermediate, model.experts, model.top_k)
-    host, gpu = measure_layer(*sizes, backend="cpu"), measure_layer(*sizes, backend="cuda")
+    # As models are loaded, unless they are asked for other bits.
+    host, gpu = (measure_layer(*sizes, backend=backend, batch_invariant=False) for backend in ("cpu", "cuda"))
     divided = random_layer(*sizes[:3], backend="cuda", gpu_bytes=0)
     active = min(model.top_k, divided.num_experts)
     away = measure_calls(turns(divided, active, 1)) - host.active_seconds(active, active)
