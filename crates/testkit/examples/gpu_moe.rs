@@ -9,7 +9,7 @@
 //! also in turns with exact ones.
 //! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
 //! turns, with the same kernels otherwise: results must have the same bits.
-//! Products by warps, which no plan asks for, are checked and timed in turns with the planned ones, dense and in
+//! Products by warps are checked and timed in turns with those by warpgroups, whichever are planned, dense and in
 //! layers. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;

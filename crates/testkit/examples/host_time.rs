@@ -3,13 +3,17 @@
 //! Layers of 1 to 256 groups, and tokens whose numbers differ in every call, in every group and in eight of them. The
 //! engine computes on one thread of the caller's, which clocks the products: what is left of a call is what planning,
 //! checking, preparing tokens and handing out takes. Prints both, in microseconds per call into memory of the caller's.
+//! Then one token in layers of 8 to 256 experts, of which it has eight, others in every call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hammerhead::format::{Dense, Matrix};
-use hammerhead::{Activations, Engine, Gate, Options, Result, Target, Weights, Workers};
+use hammerhead::{
+    Activations, Engine, ExpertWeights, Experts, Gate, Ids, LayerOptions, MlpWeights, Options, Result, Routed, Target,
+    Weights, Workers,
+};
 
 const N: usize = 16;
 const K: usize = 64;
@@ -49,6 +53,39 @@ fn main() -> Result<()> {
     let backend = std::env::args().nth(1);
     let computing = Clocked::default();
     let engine = Engine::with_workers(Options { backend, ..Options::default() }, computing.clone())?;
+    products(&engine, &computing)?;
+    layers(&engine, &computing)
+}
+
+fn layers(engine: &Engine, computing: &Clocked) -> Result<()> {
+    for count in [8, 32, 128, 256] {
+        let matrix = |n, k| Matrix::new(n, k, vec![0x22; n * k / 2], vec![0x38; n * k / 16], 1.0);
+        let expert = || MlpWeights::new(Weights::gated(matrix(N, K)?, matrix(N, K)?)?, Weights::plain(matrix(K, N)?));
+        let experts = (0..count).map(|_| expert()).collect::<Result<Vec<MlpWeights<'static>>>>()?;
+        let layer = Experts::new(engine, &ExpertWeights::new(experts, Gate::Silu)?, LayerOptions::default())?;
+        let token = Dense::new(1, K, vec![half::bf16::ONE; K], 1.0)?;
+        let mut result = vec![0f32; K];
+        let (mut beside, mut products) = (Vec::new(), Vec::new());
+        for call in 0..CALLS {
+            let ids: Vec<i32> = (0..8).map(|j| ((call + j * count / 8) % count) as i32).collect();
+            let routed = Routed::given(Ids::I32(&ids), &[0.125; 8], 1, count)?;
+            computing.0.store(0, Ordering::Relaxed);
+            let clock = Instant::now();
+            layer.run_into(engine, &token, &routed, Target::F32(&mut result))?;
+            let (all, inside) = (clock.elapsed().as_nanos() as f64, computing.0.load(Ordering::Relaxed) as f64);
+            beside.push((all - inside) / 1e3);
+            products.push(inside / 1e3);
+        }
+        let [median, tenth, nine] = spread(beside.split_off(CALLS / 4));
+        println!(
+            "{count:>4} experts, one token: beside the threads' work {median:6.1} µs (tenth {tenth:.1}, nine tenths {nine:.1}); that {:.1} µs",
+            spread(products.split_off(CALLS / 4))[0],
+        );
+    }
+    Ok(())
+}
+
+fn products(engine: &Engine, computing: &Clocked) -> Result<()> {
     for (groups, active) in [1, 8, 32, 128, 256].into_iter().flat_map(|groups| [(groups, groups), (groups, 8)]) {
         let matrix = || Matrix::new(N, K, vec![0x22; N * K / 2], vec![0x38; N * K / 16], 1.0);
         let weights =

@@ -40,9 +40,10 @@
 //!
 //! With up to 16 tokens warps can multiply by themselves ([`MultiplySpec::by_warps`]). That takes about as many
 //! instructions (as assembled, 307 instead of 323 for four units and 8 tokens, 329 for 16), but there is no fence
-//! before a unit's products, nor a wait behind them. Sums are added in the same order, and so have the same bits in the
-//! simulator, which does not model how tensor cores cut them off. No plan asks for it as long as it has not been
-//! timed here.
+//! before a unit's products, nor a wait behind them. Sums are added in the same order, and had the same bits in the
+//! simulator and in all layers that were tried on an H200; nothing says that tensor cores cut both off alike. Layers
+//! take up to 3 % less time so. Plain products take more, 10.97, 11.03, 11.08 and 12.37 µs with 1, 4, 8 and 16 tokens
+//! instead of 10.86, 10.90, 10.95 and 11.31 (4096×7168).
 
 mod combine;
 mod consume;
