@@ -1,6 +1,7 @@
 //! One product of a layer of experts, as the families of kernels are asked for it.
 
 use std::fmt;
+use std::sync::Arc;
 
 use format::Scaling;
 use op::{Activation, Gate, Output, Precision, Problem, Result, Setting, Shape};
@@ -8,6 +9,7 @@ use ptx::Target;
 
 use crate::launch::{Argument, KernelSpec};
 use crate::pack::Codes;
+use crate::phases::direct::Direct;
 
 /// The most experts of a layer.
 pub const MOST_EXPERTS: u32 = 1024;
@@ -105,6 +107,11 @@ pub trait ExpertKernel: fmt::Debug + Send + Sync {
 
     /// Whether warps that share a tile's columns split k and add their sums in the end.
     fn shares_k(&self) -> bool;
+
+    /// The kernel that finds its tiles by itself, if there is one.
+    fn direct(&self, _direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
+        None
+    }
 
     /// The first arguments of a launch: where `rows` rows of `k` numbers are.
     fn rows(&self, operands: &ProductOperands, sides: [u32; 2]) -> Vec<Argument>;

@@ -52,7 +52,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 16] = [
+const STAGES: [(&str, Stage); 17] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -66,6 +66,7 @@ const STAGES: [(&str, Stage); 16] = [
     ("mx-kinds", mx_kinds),
     ("mx-timing", mx_timing),
     ("by-warps", by_warps),
+    ("few-launches", few_launches),
     ("parts", || parts(Precision::Exact)),
     ("fp8-parts", || parts(Precision::Fp8)),
     ("host", host),
@@ -463,6 +464,60 @@ fn by_warps_in_layers() -> Result<Vec<Value>> {
         }
     }
     Ok(rows)
+}
+
+/// Few tokens in two launches and in four: the same bits, call after call in the same memory, and times in turns.
+fn few_launches() -> Result<Value> {
+    let context = device::context(0)?;
+    let device::Device { family, facts, .. } = device::Device::of(0)?;
+    let (mut rows, mut passed) = (Vec::new(), true);
+    for model in all_models()? {
+        let Model { name, shape, router } = &model;
+        let layer = Layer::new(*family, *shape, DIFFERENT, 3)?;
+        let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
+        for tokens in [1usize, 2, 4, 8] {
+            let planned = plan::cheapest(*family, &shape.problem(tokens as u32)?, facts)?;
+            let four = LayerKernels::new(*family, shape, &planned, facts).expect("a legal configuration");
+            let ways = [LayerKernels { direct: false, ..four.clone() }, LayerKernels { direct: true, ..four }];
+            let stream = Stream::new(context)?;
+            let tensors = (0..TURNS).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
+            let tensors = tensors.collect::<Result<Vec<_>>>()?;
+            let space = DeviceMemory::new(context, "a workspace", placed.workspace_bytes(tokens as u32))?;
+            let encode = |way: usize, turn: usize| -> Result<Vec<EncodedLaunch>> {
+                let launches = placed.launches(&ways[way], &tensors[turn].call(router), [space.address(), 0, 0])?.all;
+                let encode = |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
+                launches.iter().map(encode).collect()
+            };
+            let (mut bits, mut launches) = ([const { Vec::new() }; 2], [0; 2]);
+            for (way, turn) in (0..2).flat_map(|way| (0..3 * TURNS).map(move |turn| (way, turn % TURNS))) {
+                let call = encode(way, turn)?;
+                launches[way] = call.len();
+                // SAFETY: everything that the launches use outlives the stream's work, which is waited for.
+                call.iter().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
+                let found = tensors[turn].results(shape.output, &stream)?;
+                bits[way].push(found.iter().map(|x| x.to_bits()).collect::<Vec<u32>>());
+            }
+            let same = bits[0] == bits[1];
+            passed &= same;
+            let [four, two] = in_turns(|way| {
+                let calls = (0..TURNS).map(|turn| encode(way, turn)).collect::<Result<Vec<_>>>()?;
+                // SAFETY: everything that the launches use outlives the graph.
+                time(&stream, TURNS, || calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) }))
+            })?;
+            // What the calls of the graphs have left, each behind another.
+            let left = tensors.iter().map(|tensors| tensors.results(shape.output, &stream));
+            let left = left.collect::<Result<Vec<_>>>()?;
+            let same_left = left.iter().flatten().map(|x| x.to_bits()).eq(bits[0][..TURNS].iter().flatten().copied());
+            passed &= same_left;
+            println!(
+                "{name:14} {tokens:4} tokens: {launches:?} launches {four:.2} µs, {two:.2}; the same bits: {same}, \
+                 from graphs: {same_left} [{planned}]"
+            );
+            rows.push(json!({"model": name, "tokens": tokens, "launches": launches, "same": same && same_left,
+                "four_us": four, "two_us": two, "config": planned.to_string()}));
+        }
+    }
+    Ok(json!({"passed": passed, "rows": rows}))
 }
 
 fn right(kinds: impl Iterator<Item = (&'static str, LayerShape)>, tiles: &[u32]) -> Result<Value> {

@@ -22,7 +22,7 @@ const THREADS: u32 = 128;
 /// Bytes of a row that a thread reads at a time.
 const ACCESS: u32 = 16;
 /// Rows that a thread asks for at a time.
-const TOGETHER: u32 = 8;
+pub(crate) const TOGETHER: u32 = 8;
 
 /// Which of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,22 +89,35 @@ pub fn kernel(spec: CombineSpec, target: Target) -> Result<Kernel, Error> {
         for first in (0..spec.top).step_by(TOGETHER as usize) {
             let count = TOGETHER.min(spec.top - first);
             let sources = Sources { rows, inverse, away, weights };
-            add_rows(k, spec, &sources, (token, first, count), (units, unit), &sums);
+            let found = sources.find(k, spec, (token, first, count));
+            add_rows(k, (spec, ACCESS), &found, (units, unit), &sums);
         }
-        if let Some((ty, addend)) = addend {
-            let bytes = spec.columns() * ty.bytes() as u32;
-            let at = element(k, addend, bytes, token, units, unit);
-            let words = load(k, bytes, at);
-            let values = floats(k, ty, &words);
-            for (&sum, value) in sums.iter().zip(values) {
-                let total = k.add(sum, value);
-                k.set(sum, total);
-            }
-        }
-        let at = element(k, out, spec.columns() * spec.output.bytes() as u32, token, units, unit);
-        k.phase("store", |k| store(k, spec.output, at, &sums));
+        finish(k, spec, (addend, out), [token, units, unit], &sums);
     });
     k.finish()
+}
+
+/// Adds what is added besides to a token's sums, and stores them.
+pub(crate) fn finish(
+    k: &mut Builder,
+    spec: CombineSpec,
+    (addend, out): (Option<(Output, Reg<U64>)>, Reg<U64>),
+    [token, units, unit]: [Reg<U32>; 3],
+    sums: &[Reg<F32>],
+) {
+    let columns = sums.len() as u32;
+    if let Some((ty, addend)) = addend {
+        let bytes = columns * ty.bytes() as u32;
+        let at = element(k, addend, bytes, token, units, unit);
+        let words = load(k, bytes, at);
+        let values = floats(k, ty, &words);
+        for (&sum, value) in sums.iter().zip(values) {
+            let total = k.add(sum, value);
+            k.set(sum, total);
+        }
+    }
+    let at = element(k, out, columns * spec.output.bytes() as u32, token, units, unit);
+    k.phase("store", |k| store(k, spec.output, at, sums));
 }
 
 /// Where rows are, and what says which.
@@ -116,53 +129,58 @@ struct Sources {
     weights: Option<Reg<U64>>,
 }
 
-/// An entry's row, if it has one, where that lies, and its weight.
-struct Found {
-    base: Reg<U64>,
-    row: Reg<U32>,
-    weight: Option<Reg<F32>>,
+/// An entry's row, or [`NOBODY`], where that lies, and its weight.
+pub(crate) struct Found {
+    pub base: Reg<U64>,
+    pub row: Reg<U32>,
+    pub weight: Option<Reg<F32>>,
 }
 
-/// Adds the rows of some of a token's experts.
-fn add_rows(
+impl Sources {
+    /// Finds some of a token's entries.
+    fn find(&self, k: &mut Builder, spec: CombineSpec, (token, first, count): (Reg<U32>, u32, u32)) -> Vec<Found> {
+        let entry = k.mul(token, spec.top);
+        let at = |k: &mut Builder, base, index: u32| -> Addr<Global> {
+            Addr::of(k.mul_wide_add(entry, 4, base)).plus((4 * (first + index)).cast_signed())
+        };
+        k.phase("find", |k| {
+            let find = |index| {
+                let place_at = at(k, self.inverse, index);
+                let weight = self.weights.map(|weights| {
+                    let at = at(k, weights, index);
+                    k.load(at)
+                });
+                let (base, row) = (self.rows, k.load(place_at));
+                let Some([placed, host_rows]) = self.away else { return Found { base, row, weight } };
+                let placed_at = at(k, placed, index);
+                let slot: Reg<U32> = k.load(placed_at);
+                let away = k.eq(slot, AWAY);
+                let number = k.add(entry, first + index);
+                Found { base: k.select(away, host_rows, base), row: k.select(away, number, row), weight }
+            };
+            (0..count).map(find).collect()
+        })
+    }
+}
+
+/// Adds the rows of some of a token's experts, so many bytes of each.
+pub(crate) fn add_rows(
     k: &mut Builder,
-    spec: CombineSpec,
-    sources: &Sources,
-    (token, first, count): (Reg<U32>, u32, u32),
+    (spec, bytes): (CombineSpec, u32),
+    found: &[Found],
     (units, unit): (Reg<U32>, Reg<U32>),
     sums: &[Reg<F32>],
 ) {
-    let entry = k.mul(token, spec.top);
-    let at = |k: &mut Builder, base, index: u32| -> Addr<Global> {
-        Addr::of(k.mul_wide_add(entry, 4, base)).plus((4 * (first + index)).cast_signed())
-    };
-    let places: Vec<Found> = k.phase("find", |k| {
-        let find = |index| {
-            let place_at = at(k, sources.inverse, index);
-            let weight = sources.weights.map(|weights| {
-                let at = at(k, weights, index);
-                k.load(at)
-            });
-            let (base, row) = (sources.rows, k.load(place_at));
-            let Some([placed, host_rows]) = sources.away else { return Found { base, row, weight } };
-            let placed_at = at(k, placed, index);
-            let slot: Reg<U32> = k.load(placed_at);
-            let away = k.eq(slot, AWAY);
-            let number = k.add(entry, first + index);
-            Found { base: k.select(away, host_rows, base), row: k.select(away, number, row), weight }
-        };
-        (0..count).map(find).collect()
-    });
     let loaded: Vec<(Pred, Vec<Reg<U32>>)> = k.phase("load", |k| {
         let load = |found: &Found| {
             let somebodys = k.ne(found.row, NOBODY);
-            let at = element(k, found.base, ACCESS, found.row, units, unit);
-            (somebodys, k.when(somebodys, |k| load(k, ACCESS, at)))
+            let at = element(k, found.base, bytes, found.row, units, unit);
+            (somebodys, k.when(somebodys, |k| load(k, bytes, at)))
         };
-        places.iter().map(load).collect()
+        found.iter().map(load).collect()
     });
     k.phase("add", |k| {
-        for (Found { weight, .. }, (somebodys, words)) in places.iter().zip(loaded) {
+        for (Found { weight, .. }, (somebodys, words)) in found.iter().zip(loaded) {
             k.when(somebodys, |k| {
                 let values = floats(k, spec.rows, &words);
                 for (&sum, value) in sums.iter().zip(values) {
@@ -193,6 +211,9 @@ fn element(
 
 /// So many bytes as words.
 pub(super) fn load(k: &mut Builder, bytes: u32, at: Addr<Global>) -> Vec<Reg<U32>> {
+    if bytes == 4 {
+        return vec![k.load(at)];
+    }
     if bytes == 8 {
         return k.load_vector::<U32, Global, 2>(at).to_vec();
     }
@@ -209,7 +230,7 @@ pub(super) fn floats(k: &mut Builder, ty: Output, words: &[Reg<U32>]) -> Vec<Reg
     words.iter().flat_map(|&word| pair(k, word)).collect()
 }
 
-/// Rounds four or eight numbers, and stores them.
+/// Rounds two, four or eight numbers, and stores them.
 pub(super) fn store(k: &mut Builder, ty: Output, at: Addr<Global>, sums: &[Reg<F32>]) {
     let pair = |pair: &[Reg<F32>]| match ty {
         Output::BF16 => k.convert_pair::<Bf16x2>(pair[0], pair[1]).cast(),
@@ -219,6 +240,9 @@ pub(super) fn store(k: &mut Builder, ty: Output, at: Addr<Global>, sums: &[Reg<F
         Output::F16 | Output::BF16 => sums.chunks(2).map(pair).collect(),
         Output::F32 => sums.iter().map(|sum| sum.cast()).collect(),
     };
+    if let [one] = words[..] {
+        return k.store(at, one);
+    }
     if let Ok(both) = <[Reg<U32>; 2]>::try_from(&words[..]) {
         return k.store_vector(at, both);
     }

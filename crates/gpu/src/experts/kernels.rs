@@ -18,6 +18,8 @@ pub struct LayerKernels {
     pub gate_up: Arc<dyn ExpertKernel>,
     /// Down.
     pub down: Arc<dyn ExpertKernel>,
+    /// Whether few tokens take two launches, where there are kernels for that: see [`crate::phases::direct`].
+    pub direct: bool,
 }
 
 /// The columns of the second product's tiles, what of k its stages hold, how many stages there are, and what is
@@ -45,7 +47,7 @@ impl LayerKernels {
         let first = as_gate_up(config);
         let gate_up = family.expert_kernel(&shape.gate_up(), &first, facts)?;
         let down = family.expert_kernel(&shape.down(), &Self::down_config(family, shape, config, facts)?, facts)?;
-        Ok(LayerKernels { family, gate_up, down })
+        Ok(LayerKernels { family, gate_up, down, direct: false })
     }
 
     /// The second product's configuration, as the layer's says, or why there is none such.

@@ -32,6 +32,7 @@ use crate::expand::{Float, TokenForm};
 use crate::expansion::{self, Segment};
 use crate::families::experts;
 use crate::launch::{Argument, Launch};
+use crate::phases::direct::{Direct, MOST_ENTRIES};
 use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
 use crate::phases::tokens::Tokens;
 use crate::products::{ProductOperands, ProductShape};
@@ -218,6 +219,10 @@ pub fn launches(
     let mut all: Vec<Launch> = maker.route().into_iter().chain(maker.share()).chain(maker.place()).collect();
     let sends = call.placement.is_some_and(|placement| placement.sends());
     let host = sends.then(|| HostPart { after: all.len(), send: maker.send() });
+    if let Some(both) = maker.direct() {
+        all.extend(both);
+        return LayerLaunches { all, host: None, fetches: Vec::new() };
+    }
     all.extend(maker.round_tokens());
     all.push(maker.sort());
     all.extend(maker.round_rows());
@@ -662,16 +667,70 @@ impl Maker<'_> {
         }
     }
 
-    fn combine(&self) -> Launch {
+    /// Both launches of a call with so few tokens that the products need no others.
+    fn direct(&self) -> Option<[Launch; 2]> {
+        let (shape, call, kernels) = (self.shape, self.call, self.kernels);
+        let few = self.entries <= MOST_ENTRIES && (call.choice != Choice::Everyone || call.tokens == 1);
+        // Rows of 16 bits would take more registers than there are.
+        let plain = shape.precision == Precision::Exact && shape.partial == Output::F32;
+        let plain = plain && shape.step().is_none() && !shape.scaled[0];
+        let none_besides = call.placement.is_none() && shape.adapted.is_none() && !shape.on_input;
+        if !(kernels.direct && few && plain && none_besides) {
+            return None;
+        }
+        let (ids, found_by) = match call.choice {
+            Choice::Logits { spec, .. } => (Ids::Routed(spec), self.logits()),
+            Choice::Given { ids, wide, .. } => {
+                (if wide { Ids::Wide } else { Ids::Narrow }, vec![Argument::Pointer(ids)])
+            }
+            Choice::Everyone => (Ids::Everyone, Vec::new()),
+        };
+        let (top, sums) = (shape.top, self.combine_spec());
+        let gate_up = kernels.gate_up.direct(Direct { ids, top, sums: None })?;
+        let down = kernels.down.direct(Direct { ids, top, sums: Some(sums) })?;
+        // Rows are not copied, so there is room for counters.
+        let counters = [Argument::U32(call.tokens), Argument::Pointer(self.between.rows)];
+        let cleared = call.tokens * shape.hidden.div_ceil(down.tile()[1]);
+        let (mut first, mut second) = (found_by.clone(), found_by);
+        first.extend(counters.clone());
+        first.push(Argument::U32(cleared));
+        second.extend(counters);
+        let weighted = sums.weighted && !matches!(ids, Ids::Routed(_));
+        second.extend(weighted.then_some(Argument::Pointer(self.entry_weights())));
+        second.extend(call.addend.map(|(_, at)| Argument::Pointer(at)));
+        second.push(Argument::Pointer(call.out));
+        let experts = shape.experts;
+        let (layout, matrices, stride) = (0, self.weights.matrices, self.stride());
+        let lot = |half| Lot { first: 0, experts, layout, matrices: matrices + self.bytes_before(half), stride };
+        let tokens = ProductOperands { rows: call.x, ..self.gate_up(&lot(Half::GateUp)) };
+        let gated = self.down(&lot(Half::Down));
+        let (multiprocessors, entries) = (self.site.multiprocessors, self.entries);
+        Some([
+            experts::launch_direct(
+                &*gate_up,
+                (&shape.gate_up(), &tokens),
+                [call.tokens, entries],
+                first,
+                multiprocessors,
+            ),
+            experts::launch_direct(&*down, (&shape.down(), &gated), [entries; 2], second, multiprocessors),
+        ])
+    }
+
+    fn combine_spec(&self) -> CombineSpec {
         let (shape, call) = (self.shape, self.call);
-        let spec = CombineSpec {
+        CombineSpec {
             top: shape.top,
             rows: shape.partial,
             output: shape.output,
             weighted: !shape.on_input && (shape.gated || call.choice != Choice::Everyone),
             addend: call.addend.map(|(ty, _)| ty),
             away: call.placement.is_some_and(|placement| placement.sends()),
-        };
+        }
+    }
+
+    fn combine(&self) -> Launch {
+        let (shape, call, spec) = (self.shape, self.call, self.combine_spec());
         let mut arguments = vec![Argument::Pointer(self.between.partial), Argument::Pointer(self.between.inverse)];
         if spec.away {
             let rows = self.site.exchange + self.exchange().rows as u64;

@@ -10,7 +10,7 @@
 //! input: rounding makes no ties that way. Where sigmoids, or roots of softplus, are divided by their sum, they are
 //! also what is compared, as models do it.
 
-use ptx::instr::{ReduceOp, ShuffleMode};
+use ptx::instr::{LoadOrder, ReduceOp, ShuffleMode};
 use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, S32, SpecialRegister, Target, U32, U64};
 
 use op::routing::{Router, Scoring};
@@ -128,8 +128,10 @@ impl RouteSpec {
 
 /// Where a routing's numbers are.
 #[derive(Clone, Copy)]
-pub(super) struct Logits {
+pub(crate) struct Logits {
     spec: RouteSpec,
+    /// How they are read.
+    order: LoadOrder,
     logits: Reg<U64>,
     correction: Option<Reg<U64>>,
     /// What all weights are multiplied with.
@@ -137,7 +139,7 @@ pub(super) struct Logits {
 }
 
 /// A token's experts: one for each of the first lanes.
-pub(super) struct Routed {
+pub(crate) struct Routed {
     pub expert: Reg<U32>,
     pub weight: Reg<F32>,
 }
@@ -147,16 +149,34 @@ impl Logits {
     pub fn declare(k: &mut Builder, spec: RouteSpec) -> Self {
         Logits {
             spec,
+            order: LoadOrder::Weak,
             logits: k.pointer("logits"),
             correction: spec.corrected.then(|| k.pointer("correction")),
             scale: k.param("scale"),
         }
     }
 
+    /// The same numbers, read in some order.
+    pub fn read_as(self, order: LoadOrder) -> Self {
+        Logits { order, ..self }
+    }
+
     /// The experts of a token. All lanes of a warp have the same one.
     pub fn route(&self, k: &mut Builder, token: Reg<U32>, lane: Reg<U32>) -> Routed {
+        let row = self.row(k, token);
+        let expert = self.choose(k, row, lane);
+        let weight = k.phase("weigh", |k| self.weigh(k, row, expert, lane));
+        Routed { expert, weight }
+    }
+
+    /// Where a token's logits are.
+    pub fn row(&self, k: &mut Builder, token: Reg<U32>) -> Reg<U64> {
+        k.mul_wide_add(token, 4 * self.spec.experts, self.logits)
+    }
+
+    /// The experts of a token whose logits are there.
+    pub fn choose(&self, k: &mut Builder, row: Reg<U64>, lane: Reg<U32>) -> Reg<U32> {
         let spec = self.spec;
-        let row = k.mul_wide_add(token, 4 * spec.experts, self.logits);
         let keys = k.phase("score", |k| self.keys(k, row, lane));
         if let Some(grouped) = spec.grouped {
             k.phase("group", |k| keep_groups(k, spec, grouped, &keys, lane));
@@ -170,13 +190,13 @@ impl Logits {
                 take(k, &keys, best, lane);
             });
         });
-        let weight = k.phase("weigh", |k| self.weigh(k, row, expert, lane));
-        Routed { expert, weight }
+        expert
     }
 
     fn logit(&self, k: &mut Builder, row: Reg<U64>, expert: Reg<U32>) -> Reg<F32> {
         let at = k.mul_wide_add(expert, 4, row);
-        k.load(Addr::<Global>::of(at))
+        let [logit] = k.load_as(self.order, Addr::<Global>::of(at));
+        logit
     }
 
     /// A lane's experts as keys; 0 where there is none.
@@ -210,7 +230,7 @@ impl Logits {
     }
 
     /// The weights of the chosen experts.
-    fn weigh(&self, k: &mut Builder, row: Reg<U64>, expert: Reg<U32>, lane: Reg<U32>) -> Reg<F32> {
+    pub fn weigh(&self, k: &mut Builder, row: Reg<U64>, expert: Reg<U32>, lane: Reg<U32>) -> Reg<F32> {
         let spec = self.spec;
         let logit = self.logit(k, row, expert);
         let chosen = k.lt(lane, spec.top);

@@ -60,18 +60,42 @@ pub(crate) fn launch(
     rows: u32,
     multiprocessors: u32,
 ) -> Launch {
-    let mut arguments = kernel.rows(operands, [rows, shape.k]);
-    arguments.extend(self::arguments(shape, operands));
-    arguments.push(Argument::F32(gates::clamp(shape.gate)));
-    let grid = [most_tiles(shape, rows, kernel.tile()).min(multiprocessors * kernel.resident()), 1, 1];
-    let overlapping = kernel.target().has(Feature::GridDependency);
-    Launch { kernel: kernel.spec(), grid, arguments, overlapping, strided: true }
+    let layout = vec![Argument::Pointer(operands.layout)];
+    let tiles = most_tiles(shape, rows, kernel.tile());
+    launch_of((kernel, shape, operands), rows, layout, tiles.min(multiprocessors * kernel.resident()))
 }
 
-/// The arguments that [`ExpertWork`](crate::phases::experts) declares.
+/// The launch of one that finds its tiles by these arguments, where each of so many entries is a tile's only row. It
+/// reads so many rows.
+pub(crate) fn launch_direct(
+    kernel: &dyn ExpertKernel,
+    (shape, operands): (&ProductShape, &ProductOperands),
+    [rows, entries]: [u32; 2],
+    found_by: Vec<Argument>,
+    multiprocessors: u32,
+) -> Launch {
+    let tiles = entries * shape.n.div_ceil(kernel.tile()[1]);
+    launch_of((kernel, shape, operands), rows, found_by, tiles.min(multiprocessors * kernel.resident()))
+}
+
+fn launch_of(
+    (kernel, shape, operands): (&dyn ExpertKernel, &ProductShape, &ProductOperands),
+    rows: u32,
+    found_by: Vec<Argument>,
+    blocks: u32,
+) -> Launch {
+    let mut arguments = kernel.rows(operands, [rows, shape.k]);
+    arguments.extend(found_by);
+    arguments.extend(self::arguments(shape, operands));
+    arguments.push(Argument::F32(gates::clamp(shape.gate)));
+    let overlapping = kernel.target().has(Feature::GridDependency);
+    Launch { kernel: kernel.spec(), grid: [blocks, 1, 1], arguments, overlapping, strided: true }
+}
+
+/// The arguments that [`ExpertWork`](crate::phases::experts) declares, behind those by which tiles are found.
 fn arguments(shape: &ProductShape, operands: &ProductOperands) -> Vec<Argument> {
     let two = shape.gate.matrices() == 2;
-    let mut arguments = vec![Argument::Pointer(operands.layout), Argument::Pointer(operands.weights[0])];
+    let mut arguments = vec![Argument::Pointer(operands.weights[0])];
     arguments.extend(two.then_some(Argument::Pointer(operands.weights[1])));
     arguments.extend([Argument::U32(operands.stride), Argument::Pointer(operands.factors)]);
     if shape.biased {

@@ -7,6 +7,7 @@
 use ptx::instr::LoadOrder;
 use ptx::{Addr, Builder, F32, Global, Pred, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
 
+use super::direct::{self, Direct};
 use crate::pack::{CHUNK_DEPTH, Codes};
 use crate::products::ProductShape;
 
@@ -25,13 +26,15 @@ pub struct Experts {
     /// Whether rows may have something added to their sums. The launch before this one leaves that and nothing else,
     /// and lets this one begin only when rows and layout are there: nobody waits for it but who adds.
     pub added: bool,
+    /// How tiles are found where tokens are few; else by the layout.
+    pub direct: Option<Direct>,
 }
 
 impl Experts {
     /// Those of a product.
     pub(crate) fn of(shape: &ProductShape) -> Self {
         let ProductShape { experts, factored, follows, codes, added, .. } = *shape;
-        Experts { count: experts, factored, follows, codes, added }
+        Experts { count: experts, factored, follows, codes, added, direct: None }
     }
 
     /// Words of the experts' first tiles, as bisection wants them.
@@ -41,7 +44,7 @@ impl Experts {
 
     /// Bytes of what a block keeps of the layout.
     pub fn layout_bytes(self) -> u32 {
-        4 * (self.tile_words() + self.count + 1)
+        self.direct.map_or(4 * (self.tile_words() + self.count + 1), |_| direct::KEPT_BYTES)
     }
 }
 
@@ -71,13 +74,21 @@ pub(crate) struct ExpertTiles {
 pub(crate) struct ExpertWork {
     tiles: ExpertTiles,
     experts: Experts,
-    layout: Reg<U64>,
+    found_by: FoundBy,
     kept: Option<SharedRegion>,
     places: Places,
     /// Columns of C.
     pub n: Reg<U32>,
     /// The summed dimension.
     pub k: Reg<U32>,
+}
+
+/// What tiles are found by.
+enum FoundBy {
+    /// A layout in memory.
+    Layout(Reg<U64>),
+    /// What every block finds out by itself.
+    Direct(direct::Work),
 }
 
 /// Where operands are.
@@ -128,7 +139,10 @@ pub(crate) struct Found {
 
 impl ExpertWork {
     pub fn declare(k: &mut Builder, tiles: ExpertTiles, experts: Experts) -> Self {
-        let layout = k.pointer("layout");
+        let found_by = match experts.direct {
+            None => FoundBy::Layout(k.pointer("layout")),
+            Some(direct) => FoundBy::Direct(direct.declare(k, experts.count)),
+        };
         let gate = k.pointer("gate");
         let two = tiles.matrices == 2;
         let up = if two { k.pointer("up") } else { gate };
@@ -147,7 +161,7 @@ impl ExpertWork {
         });
         let out = k.pointer("out");
         let places = Places { weights: [gate, up], stride, factors, biases, row_factors, rounded, added, out };
-        ExpertWork { tiles, experts, layout, kept: None, places, n: k.param("n"), k: k.param("k") }
+        ExpertWork { tiles, experts, found_by, kept: None, places, n: k.param("n"), k: k.param("k") }
     }
 
     pub fn declare_layout(&mut self, k: &mut Builder) {
@@ -159,10 +173,13 @@ impl ExpertWork {
         self.experts.follows || self.experts.added
     }
 
+    fn kept(&self) -> SharedRegion {
+        self.kept.unwrap_or(SharedRegion { offset: 0, bytes: 0 })
+    }
+
     /// A word of what the block keeps: first tiles from the first on, and behind them rows.
     fn word(&self, k: &mut Builder, index: Reg<U32>, further: u32) -> Addr<Shared> {
-        let region = self.kept.unwrap_or(SharedRegion { offset: 0, bytes: 0 });
-        let base = k.shared_address(region);
+        let base = k.shared_address(self.kept());
         Addr::of(k.mul_add(index, 4, base)).plus((4 * further).cast_signed())
     }
 
@@ -176,15 +193,19 @@ impl ExpertWork {
         k.load(at)
     }
 
-    /// Copies the layout. Behind the last expert's first tile comes the number of tiles, and then nothing that a tile
+    /// Copies the layout, or finds out what it would say. Behind the last expert's first tile comes the number of tiles, and then nothing that a tile
     /// could be of.
     pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
         let (count, words) = (self.experts.count, self.experts.tile_words());
         let threads = self.tiles.threads;
+        let layout = match &self.found_by {
+            FoundBy::Layout(layout) => *layout,
+            FoundBy::Direct(work) => return work.find(k, self.kept(), thread, threads),
+        };
         for first in (0..words).step_by(threads as usize) {
             let index = k.add(thread, first);
             let exists = k.le(index, count);
-            let row_at = Addr::<Global>::of(k.mul_wide_add(index, 4, self.layout));
+            let row_at = Addr::<Global>::of(k.mul_wide_add(index, 4, layout));
             k.if_(exists, |k| {
                 // Past L1, which may still have what was there when another kernel read it.
                 let order = LoadOrder::Relaxed(Scope::Gpu);
@@ -224,8 +245,13 @@ impl ExpertWork {
 
     /// Tiles of all experts.
     pub fn count(&self, k: &mut Builder) -> Reg<U32> {
-        let end = k.variable(self.experts.count);
-        let token_tiles = self.first_tile(k, end, 0);
+        let token_tiles = match &self.found_by {
+            FoundBy::Layout(_) => {
+                let end = k.variable(self.experts.count);
+                self.first_tile(k, end, 0)
+            }
+            FoundBy::Direct(work) => work.count(k, self.kept()),
+        };
         let columns = self.column_tiles(k);
         k.mul(token_tiles, columns)
     }
@@ -245,6 +271,12 @@ impl ExpertWork {
     pub fn locate(&self, k: &mut Builder, number: Reg<U32>) -> Found {
         let columns = self.column_tiles(k);
         let tile = k.div(number, columns);
+        if let FoundBy::Direct(work) = &self.found_by {
+            let before = k.mul(tile, columns);
+            let [index, first_row] = work.entry(k, self.kept(), tile);
+            let (expert, inside, one) = (self.expert(index), k.sub(number, before), k.variable(1));
+            return Found { expert, inside, token_tiles: one, m: one, first_row };
+        }
         let index = k.variable(0);
         let mut step = self.experts.count.next_power_of_two() / 2;
         while step > 0 {
@@ -259,6 +291,31 @@ impl ExpertWork {
         let before = k.mul(first_tile, columns);
         let (token_tiles, m) = (k.sub(next_tile, first_tile), k.sub(next_row, first_row));
         Found { expert: self.expert(index), inside: k.sub(number, before), token_tiles, m, first_row }
+    }
+}
+
+impl ExpertWork {
+    /// The row that is read for a row of C, where that is another one.
+    pub fn source_row(&self, k: &mut Builder, row: Reg<U32>) -> Reg<U32> {
+        match &self.found_by {
+            FoundBy::Layout(_) => row,
+            FoundBy::Direct(work) => work.source_row(k, row),
+        }
+    }
+
+    /// Whether blocks add up what a token's experts made of it.
+    pub fn sums(&self) -> bool {
+        self.experts.direct.is_some_and(|direct| direct.sums.is_some())
+    }
+
+    /// Threads of a block that can `meet`, at least 128, add up what is complete, when they have stored the block's
+    /// tiles.
+    pub fn sum(&self, k: &mut Builder, thread: Reg<U32>, meet: impl Fn(&mut Builder)) {
+        if let FoundBy::Direct(work) = &self.found_by {
+            let tiles = self.column_tiles(k);
+            let rows = direct::Rows { at: self.places.out, columns: self.n, tile: self.tiles.columns, tiles };
+            work.sum(k, self.kept(), &rows, thread, meet);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`table`]: the groups of a launch that the host knows, in a table among a kernel's parameters;
 //! - [`experts`]: those that only the device knows, the experts of a layer, in a layout in its memory;
+//! - [`direct`]: those of so few tokens that a block finds its tiles without a layout;
 //! - `groups`, `owner`: either of them, whose a tile is, and where its operands are;
 //! - [`tokens`]: what the tensor cores are given for tokens;
 //! - `slices`: codes and scales as pairs of 16-bit numbers;
@@ -11,6 +12,7 @@
 //! How products are issued, and what surrounds that (stages, barriers, who copies), is each family's own: registers
 //! were tuned per kernel.
 
+pub mod direct;
 pub mod experts;
 pub mod gates;
 pub(crate) mod groups;

@@ -10,7 +10,7 @@ use gpu::experts::call::{Choice, LayerCall, LayerWeights};
 use gpu::experts::kernels::{LayerKernels, of_both};
 use gpu::experts::layer::{self, LayerSite};
 use gpu::experts::plan;
-use gpu::experts::route::{RouteSpec, Score};
+use gpu::experts::route::{Grouped, RouteSpec, Score};
 use gpu::experts::shape::LayerShape;
 use gpu::facts::Facts;
 use gpu::families::sm80::Sm80;
@@ -523,7 +523,8 @@ fn in_a_layer_that_is_batch_invariant_a_token_has_the_same_bits_in_every_company
                 let kernels = kernels.map(|config| family.expert_kernel(&product, &config, &facts(family)).unwrap());
                 kernels.into_iter().find(|kernel| kernel.shares_k() == shares).expect("kernels of both kinds")
             };
-            let kernels = LayerKernels { family, gate_up: shares(loose.gate_up()), down: shares(loose.down()) };
+            let (gate_up, down) = (shares(loose.gate_up()), shares(loose.down()));
+            let kernels = LayerKernels { family, gate_up, down, direct: false };
             bits(&loose, &kernels, &companies(2)[0])
         };
         assert_ne!(of_kernels(true), of_kernels(false), "{family:?}");
@@ -756,5 +757,148 @@ fn mutants_of_what_adapters_add_are_caught() {
             survivors = others;
         }
         assert!(survivors.is_empty(), "{spec:?}:\n{}", survivors.join("\n"));
+    }
+}
+
+/// What launches leave that run one call behind another in the same memory.
+fn run_again(trial: &Trial, launches: &[(Kernel, Invocation)], calls: usize, schedule: Schedule) -> Vec<f32> {
+    let mut gpu = trial.gpu.clone();
+    let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
+    gpu.run_sequence(&sequence.repeat(calls), schedule).unwrap_or_else(|fault| panic!("{fault}"));
+    trial.result(&gpu).unwrap_or_else(|first| panic!("byte {first} was not written"))
+}
+
+/// Both launches of a call of few tokens, on any number of blocks.
+fn direct_launches(trial: &Trial, kernels: &LayerKernels, blocks: Option<u32>) -> Vec<(Kernel, Invocation)> {
+    let mut launches = trial.launches(&LayerKernels { direct: true, ..kernels.clone() });
+    for (_, launch) in launches.iter_mut().filter(|(kernel, _)| kernel.name == "nvfp4_dual_gemm") {
+        launch.grid[0] = blocks.map_or(launch.grid[0], |blocks| blocks.min(launch.grid[0]));
+    }
+    launches
+}
+
+/// Ids of so many tokens: experts of their own, the same ones, nobody's for some or for all.
+fn few_routings(tokens: i32) -> [Vec<i32>; 4] {
+    let own = (0..tokens).flat_map(|t| [t * 5 % 6, (t * 5 + 1 + t % 5) % 6]).collect();
+    let same = (0..tokens).flat_map(|_| [4, 4]).collect();
+    let some = (0..tokens).flat_map(|t| if t % 2 == 0 { [7, -1] } else { [-1, t % 6] }).collect();
+    [own, same, some, vec![6; 2 * tokens as usize]]
+}
+
+#[test]
+fn few_tokens_take_two_launches_with_the_bits_of_four() {
+    // Several tiles of columns, of which the last is not whole.
+    let plain = LayerShape { hidden: 208, ..SHAPE };
+    let kinds = kinds(plain).into_iter().chain(mx_kinds(plain));
+    let cases = kinds.flat_map(|kind| [1, 2, 5, 16].map(|tokens| (kind, tokens))).enumerate();
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(number, ((what, shape), tokens))| {
+        let between = shape.intermediate != Intermediate::Tokens || shape.activation == Activation::F32;
+        let has = between || shape.partial != Output::F32 || shape.on_input || shape.scaled != [false; 2];
+        for (how, ids) in few_routings(tokens).into_iter().enumerate() {
+            let trial = Trial::new(&Sm90, shape, &ids, &weights(ids.len()), (number + how) % 2 == 0);
+            let products = [shape.gate_up(), shape.down()].map(|product| {
+                let configs = Sm90.expert_configs(&product, [8, 16][how % 2], &facts(&Sm90));
+                configs[(5 * number + 3 * how) % configs.len()]
+            });
+            let kernels = LayerKernels::new(&Sm90, &shape, &of_both(&products[0], &products[1]), &facts(&Sm90));
+            let kernels = kernels.unwrap();
+            let expected = trial.run(&kernels, Schedule::Earliest);
+            let launches = direct_launches(&trial, &kernels, [None, Some(1), Some(4)][(number + how) % 3]);
+            assert_eq!(launches.len() == 2, !has, "{what}");
+            let schedule = [Schedule::Latest, Schedule::Random(2), Schedule::Earliest][number % 3];
+            for calls in [1, 2] {
+                let found = run_again(&trial, &launches, calls, schedule);
+                assert!(
+                    found.iter().zip(&expected).all(|(one, other)| one.to_bits() == other.to_bits()),
+                    "{what}, {tokens} tokens, routing {how}, {calls} calls"
+                );
+            }
+        }
+    });
+}
+
+/// Holds a call of few tokens to the bits that it has in four launches, once and twice in the same memory.
+fn assert_same_in_two_launches(trial: &Trial, what: &str) {
+    let tokens = trial.call.tokens;
+    let kernels = chosen(&Sm90, &trial.layer.shape, tokens);
+    let expected = run_again(trial, &trial.launches(&kernels), 1, Schedule::Random(6));
+    for (calls, schedule) in [(1, Schedule::Latest), (2, Schedule::Earliest), (2, Schedule::Random(7))] {
+        let launches = direct_launches(trial, &kernels, None);
+        assert_eq!(launches.len(), 2 + usize::from(trial.layer.shape.gated), "{what}");
+        let found = run_again(trial, &launches, calls, schedule);
+        let same = found.iter().zip(&expected).all(|(one, other)| one.to_bits() == other.to_bits());
+        assert!(same, "{what}, {calls} calls, {schedule}");
+    }
+}
+
+#[test]
+fn few_tokens_in_two_launches_are_routed_as_in_four() {
+    let (experts, top) = (40, 3);
+    let shape = LayerShape { experts, top, hidden: 208, output: Output::F32, ..SHAPE };
+    let plain = RouteSpec { experts, top, score: Score::Softmax, renormalised: true, corrected: false, grouped: None };
+    let grouped = Some(Grouped { groups: 8, kept: 3 });
+    let specs = [
+        plain,
+        RouteSpec { renormalised: false, ..plain },
+        RouteSpec { score: Score::Sigmoid, corrected: true, grouped, ..plain },
+        RouteSpec { score: Score::SqrtSoftplus, corrected: true, ..plain },
+    ];
+    for (tokens, spec) in [1, 3, 10].into_iter().flat_map(|tokens| specs.map(|spec| (tokens, spec))) {
+        let count = (tokens * top) as usize;
+        let mut trial = Trial::new(&Sm90, shape, &vec![0; count], &weights(count), tokens == 3);
+        let logits: Vec<f32> =
+            (0..tokens * experts).map(|at| (at * 37 % 64) as f32 / 8.0 - 4.0 + at as f32 / 1024.0).collect();
+        let correction: Vec<f32> = (0..experts).map(|at| (at % 7) as f32 / 16.0).collect();
+        let at = trial.gpu.upload("logits", cast_slice(&logits));
+        trial.gpu.await_predecessor(at);
+        let correction = trial.gpu.upload("correction", cast_slice(&correction)).address;
+        trial.call.choice = Choice::Logits { logits: at.address, spec, correction, scale: 2.5 };
+        assert_same_in_two_launches(&trial, &format!("{tokens} tokens, {spec:?}"));
+    }
+}
+
+#[test]
+fn few_tokens_take_two_launches_with_wide_ids_and_where_one_expert_computes_all() {
+    for (tokens, ids) in [1, 4].into_iter().flat_map(|tokens| few_routings(tokens).map(|ids| (tokens, ids))) {
+        let mut trial = Trial::new(&Sm90, SHAPE, &ids, &weights(ids.len()), false);
+        let Choice::Given { weights, .. } = trial.call.choice else { unreachable!("ids are given") };
+        // The low word alone would be somebody's.
+        let wide: Vec<i64> = ids.iter().map(|&id| if id == -1 { 3 << 32 } else { id.into() }).collect();
+        let at = trial.gpu.upload("wide ids", cast_slice(&wide));
+        trial.gpu.await_predecessor(at);
+        trial.call.choice = Choice::Given { ids: at.address, wide: true, weights };
+        assert_same_in_two_launches(&trial, &format!("{tokens} tokens"));
+    }
+    for gated in [false, true] {
+        let shape = LayerShape { experts: 1, top: 1, biased: true, output: Output::F32, gated, ..SHAPE };
+        let mut trial = Trial::new(&Sm90, shape, &[0], &[1.0], true);
+        trial.call.choice = Choice::Everyone;
+        assert_same_in_two_launches(&trial, "of everyone");
+    }
+}
+
+/// Who counts and who is counted: the list of entries, the fences around the counters, and that these are cleared.
+#[test]
+fn mutants_of_what_is_peculiar_to_two_launches_are_caught() {
+    let shape = LayerShape { experts: 5, hidden: 208, output: Output::F32, ..SHAPE };
+    let ids = [3, 1, -1, 5, 4, 3, 2, 5];
+    let trial = Trial::new(&Sm90, shape, &ids, &weights(ids.len()), true);
+    let kernels = with_tile(&Sm90, &shape, 8);
+    let launches = direct_launches(&trial, &kernels, None);
+    let right = run_again(&trial, &launches, 1, Schedule::Earliest);
+    let peculiar = |mutant: &Mutant| {
+        let phases = ["/prepare:", "/prepare/list:", "/consume/sum:", "/consume/sum/"];
+        let own = phases.iter().any(|phase| mutant.name.contains(phase));
+        own && !mutant.name.contains("mbarrier")
+    };
+    for at in [0, 1] {
+        let broken: Vec<Mutant> = mutants(&launches[at].0).into_iter().filter(peculiar).collect();
+        assert!(broken.len() >= 9, "{}", broken.len());
+        let share = broken.len().div_ceil(rayon::current_num_threads());
+        let missed = broken.par_chunks(share).flat_map_iter(|broken| trial.missed((&launches, at), broken, &right));
+        // A block with tiles has waited for the first product before it read their tokens.
+        let harmless = |name: &String| name.starts_with("grid dependency ignored") && name.contains("/consume/sum:");
+        let missed: Vec<String> = missed.filter(|name| !harmless(name)).collect();
+        assert!(missed.is_empty(), "{}", missed.join("\n"));
     }
 }

@@ -17,9 +17,10 @@ use gpu::facts::Facts;
 use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
 use gpu::families::sm90::{Sm90, experts};
 use gpu::pack::{Codes, Scales};
+use gpu::phases::direct::Direct;
 use gpu::phases::gates::Function;
 use gpu::products::WARPS;
-use gpu::{KernelSpec, families::sm90::kernel, join, round};
+use gpu::{Family, KernelSpec, families::sm90::kernel, join, round};
 use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Schedule};
 use hammerhead_testkit::experts::PLAIN;
 use op::{Config, Own};
@@ -190,6 +191,43 @@ fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
 #[test]
 fn the_kernels_of_a_layer_of_experts_assemble_alike() {
     assert_assemble(of_experts(), &CHIPS);
+}
+
+/// Products of few tokens that find their tiles themselves, and add up: the planned ones of models, and some others.
+#[test]
+fn the_kernels_of_layers_in_two_launches_assemble_alike() {
+    let qwen3 = LayerShape { experts: 128, top: 8, hidden: 2048, inner: 768, ..PLAIN };
+    let gpt_oss = LayerShape { top: 4, hidden: 2880, inner: 2880, gate: Gate::GPT_OSS, biased: true, ..qwen3 };
+    let deepseek = LayerShape { experts: 256, hidden: 7168, inner: 2048, ..qwen3 };
+    let halves = LayerShape { activation: Activation::F16, gate: Gate::Relu2, ..qwen3 };
+    let mut all: Vec<KernelSpec> = Vec::new();
+    for (number, layer) in [qwen3, gpt_oss, deepseek, halves].into_iter().enumerate() {
+        let LayerShape { experts, top, partial, output, .. } = layer;
+        let grouped = (number == 2).then_some(Grouped { groups: 8, kept: 4 });
+        let score = if number == 2 { Score::Sigmoid } else { Score::Softmax };
+        let route = RouteSpec { experts, top, score, renormalised: true, corrected: number == 2, grouped };
+        let addend = (number == 1).then_some(Output::F32);
+        let sums = Some(CombineSpec { top, rows: partial, output, weighted: true, addend, away: false });
+        let ids = if number == 3 { Ids::Wide } else { Ids::Routed(route) };
+        let planned = [1, 2, 4, 8].map(|tokens| plan::kernels(&Sm90, &layer, tokens, &Facts::h200()).expect("kernels"));
+        let mut kernels: Vec<_> = planned.into_iter().flat_map(|both| [both.gate_up, both.down]).collect();
+        for (tile, product) in [8, 16].into_iter().flat_map(|tile| [(tile, layer.gate_up()), (tile, layer.down())]) {
+            let some = Sm90.expert_configs(&product, tile, &Facts::h200()).into_iter().skip(number).step_by(5);
+            kernels.extend(some.map(|config| Sm90.expert_kernel(&product, &config, &Facts::h200()).expect("a kernel")));
+        }
+        for kernel in kernels {
+            let is_second = kernel
+                .spec()
+                .downcast::<MultiplySpec>()
+                .is_some_and(|spec| spec.experts.is_some_and(|experts| experts.follows));
+            let sums = sums.filter(|_| is_second);
+            let direct = kernel.direct(Direct { ids, top, sums }).expect("such a kernel").spec();
+            if !all.contains(&direct) {
+                all.push(direct);
+            }
+        }
+    }
+    assert_assemble(all, &CHIPS);
 }
 
 #[test]

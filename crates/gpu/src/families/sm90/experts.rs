@@ -1,5 +1,7 @@
 //! The products of a layer of experts: which kernels, and what they are to launches.
 
+use std::sync::Arc;
+
 use format::Scaling;
 use op::{Config, Epilogue, Own, Strategy};
 use ptx::Target;
@@ -10,6 +12,7 @@ use crate::families::choice::sizes;
 use crate::families::experts;
 use crate::launch::{Argument, KernelSpec};
 use crate::pack::Scales;
+use crate::phases::direct::Direct;
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
 use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER, WARPS};
@@ -131,6 +134,12 @@ impl ExpertKernel for MultiplySpec {
 
     fn shares_k(&self) -> bool {
         MultiplySpec::shares_k(self)
+    }
+
+    fn direct(&self, direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
+        let experts = Experts { direct: Some(direct), ..self.experts? };
+        let spec = MultiplySpec { experts: Some(experts), ..*self };
+        spec.check().is_ok().then(|| Arc::new(spec) as Arc<dyn ExpertKernel>)
     }
 
     fn rows(&self, operands: &ProductOperands, sides: [u32; 2]) -> Vec<Argument> {

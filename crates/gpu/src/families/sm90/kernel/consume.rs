@@ -23,10 +23,12 @@
 use ptx::instr::{Accumulate, MatrixElement};
 use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32, U64};
 
+use super::epilogue::ALL_CONSUMERS;
 use super::fragments::Fragments;
 use super::pipeline::{Spot, Turn};
 use super::work::{Share, Tile};
 use super::{Division, MultiplySpec, Parts, Products, Tokens};
+use crate::phases::groups::Groups;
 use op::Schedule;
 
 /// What one thread of a consumer warpgroup holds.
@@ -113,25 +115,39 @@ pub(super) type Beside<'a> = &'a mut dyn FnMut(&mut Builder);
 pub(super) fn consume(k: &mut Builder, parts: &Parts, thread: Reg<U32>, warp: Reg<U32>) {
     let consumer = Consumer::new(k, parts, thread, warp);
     if let (Some(ring), true) = (&parts.tiles, parts.config.under > 0) {
-        return consumer.overlap(k, parts, ring);
+        consumer.overlap(k, parts, ring);
+    } else {
+        consumer.one_by_one(k, parts);
     }
-    let turn = parts.pipe.start(k);
-    parts.work.each_consumed(k, parts.tiles.as_ref(), |k, tile, round| {
-        let stages = k.mul(tile.share.stages, parts.config.passes());
-        if parts.config.ping_pong {
-            let whose = k.and(round, 1);
-            let mine = k.eq(whose, consumer.warpgroup);
-            k.if_(mine, |k| consumer.compute(k, parts, &tile, &turn, round));
-        } else {
-            consumer.compute(k, parts, &tile, &turn, round);
-        }
-        if parts.config.schedule == Schedule::Persistent {
-            parts.pipe.skip(k, &turn, stages);
-        }
-    });
+    if let Groups::Experts(work) = &parts.work.groups
+        && work.sums()
+    {
+        k.phase("sum", |k| {
+            let consumers = 128 * parts.config.warpgroups();
+            work.sum(k, thread, |k| k.named_sync(ALL_CONSUMERS, consumers));
+        });
+    }
 }
 
 impl Consumer {
+    /// All of the block's tiles, each stored before the next begins.
+    fn one_by_one(&self, k: &mut Builder, parts: &Parts) {
+        let turn = parts.pipe.start(k);
+        parts.work.each_consumed(k, parts.tiles.as_ref(), |k, tile, round| {
+            let stages = k.mul(tile.share.stages, parts.config.passes());
+            if parts.config.ping_pong {
+                let whose = k.and(round, 1);
+                let mine = k.eq(whose, self.warpgroup);
+                k.if_(mine, |k| self.compute(k, parts, &tile, &turn, round));
+            } else {
+                self.compute(k, parts, &tile, &turn, round);
+            }
+            if parts.config.schedule == Schedule::Persistent {
+                parts.pipe.skip(k, &turn, stages);
+            }
+        });
+    }
+
     fn new(k: &mut Builder, parts: &Parts, thread: Reg<U32>, warp: Reg<U32>) -> Self {
         let config = parts.config;
         let division = config.division();

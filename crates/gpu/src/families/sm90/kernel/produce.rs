@@ -10,6 +10,7 @@ use super::pipeline::Turn;
 use super::work::{Found, Tile};
 use super::{Parts, Products, UNIT};
 use crate::pack::CHUNK_ROWS;
+use crate::phases::groups::Groups;
 
 /// One warp fills the stages with weights.
 pub(super) fn weights(k: &mut Builder, parts: &Parts) {
@@ -158,7 +159,11 @@ impl Tokens {
             _ => k.max(found.most_tokens, parts.config.least_width()),
         };
         let bytes = k.mul(width, parts.config.token_bytes() * parts.config.element.parts());
-        Tokens { map, first: found.tile.first_token, bytes }
+        let first = match &parts.work.groups {
+            Groups::Experts(work) => work.source_row(k, found.tile.first_token),
+            Groups::Table(_) => found.tile.first_token,
+        };
+        Tokens { map, first, bytes }
     }
 }
 
