@@ -477,8 +477,8 @@ fn few_launches() -> Result<Value> {
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
         for tokens in [1usize, 2, 4, 8] {
             let planned = plan::cheapest(*family, &shape.problem(tokens as u32)?, facts)?;
-            let four = LayerKernels::new(*family, shape, &planned, facts).expect("a legal configuration");
-            let ways = [LayerKernels { direct: false, ..four.clone() }, LayerKernels { direct: true, ..four }];
+            let kernels = LayerKernels::new(*family, shape, &planned, facts).expect("a legal configuration");
+            let ways = [0, 8].map(|direct| LayerKernels { direct, ..kernels.clone() });
             let stream = Stream::new(context)?;
             let tensors = (0..TURNS).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
             let tensors = tensors.collect::<Result<Vec<_>>>()?;

@@ -670,12 +670,13 @@ impl Maker<'_> {
     /// Both launches of a call with so few tokens that the products need no others.
     fn direct(&self) -> Option<[Launch; 2]> {
         let (shape, call, kernels) = (self.shape, self.call, self.kernels);
-        let few = self.entries <= MOST_ENTRIES && (call.choice != Choice::Everyone || call.tokens == 1);
+        let few = self.entries <= MOST_ENTRIES && call.tokens <= kernels.direct;
+        let few = few && (call.choice != Choice::Everyone || call.tokens == 1);
         // Rows of 16 bits would take more registers than there are.
         let plain = shape.precision == Precision::Exact && shape.partial == Output::F32;
         let plain = plain && shape.step().is_none() && !shape.scaled[0];
         let none_besides = call.placement.is_none() && shape.adapted.is_none() && !shape.on_input;
-        if !(kernels.direct && few && plain && none_besides) {
+        if !(few && plain && none_besides) {
             return None;
         }
         let (ids, found_by) = match call.choice {

@@ -193,8 +193,8 @@ impl ExpertWork {
         k.load(at)
     }
 
-    /// Copies the layout, or finds out what it would say. Behind the last expert's first tile comes the number of tiles, and then nothing that a tile
-    /// could be of.
+    /// Copies the layout, or finds out what it would say. Behind the last expert's first tile comes the number of
+    /// tiles, and then nothing that a tile could be of.
     pub fn fetch(&self, k: &mut Builder, thread: Reg<U32>) {
         let (count, words) = (self.experts.count, self.experts.tile_words());
         let threads = self.tiles.threads;

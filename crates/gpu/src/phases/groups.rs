@@ -10,7 +10,7 @@ use super::table::{BIAS_BYTES, COLUMNS_BYTES, RECORD_BYTES, ROUNDED_BYTES, locat
 /// Where groups are described.
 pub(crate) enum Groups {
     Table(GroupTable),
-    Experts(ExpertWork),
+    Experts(Box<ExpertWork>),
 }
 
 /// In a table among the arguments.
@@ -41,7 +41,7 @@ impl Groups {
                 capacity,
                 tiles: k.param("tiles"),
             }),
-            Some(experts) => Groups::Experts(ExpertWork::declare(k, tiles, experts)),
+            Some(experts) => Groups::Experts(Box::new(ExpertWork::declare(k, tiles, experts))),
         }
     }
 

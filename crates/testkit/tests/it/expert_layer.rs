@@ -524,7 +524,7 @@ fn in_a_layer_that_is_batch_invariant_a_token_has_the_same_bits_in_every_company
                 kernels.into_iter().find(|kernel| kernel.shares_k() == shares).expect("kernels of both kinds")
             };
             let (gate_up, down) = (shares(loose.gate_up()), shares(loose.down()));
-            let kernels = LayerKernels { family, gate_up, down, direct: false };
+            let kernels = LayerKernels { family, gate_up, down, direct: 0 };
             bits(&loose, &kernels, &companies(2)[0])
         };
         assert_ne!(of_kernels(true), of_kernels(false), "{family:?}");
@@ -770,7 +770,7 @@ fn run_again(trial: &Trial, launches: &[(Kernel, Invocation)], calls: usize, sch
 
 /// Both launches of a call of few tokens, on any number of blocks.
 fn direct_launches(trial: &Trial, kernels: &LayerKernels, blocks: Option<u32>) -> Vec<(Kernel, Invocation)> {
-    let mut launches = trial.launches(&LayerKernels { direct: true, ..kernels.clone() });
+    let mut launches = trial.launches(&LayerKernels { direct: u32::MAX, ..kernels.clone() });
     for (_, launch) in launches.iter_mut().filter(|(kernel, _)| kernel.name == "nvfp4_dual_gemm") {
         launch.grid[0] = blocks.map_or(launch.grid[0], |blocks| blocks.min(launch.grid[0]));
     }
@@ -802,7 +802,7 @@ fn few_tokens_take_two_launches_with_the_bits_of_four() {
             });
             let kernels = LayerKernels::new(&Sm90, &shape, &of_both(&products[0], &products[1]), &facts(&Sm90));
             let kernels = kernels.unwrap();
-            let expected = trial.run(&kernels, Schedule::Earliest);
+            let expected = trial.run(&LayerKernels { direct: 0, ..kernels.clone() }, Schedule::Earliest);
             let launches = direct_launches(&trial, &kernels, [None, Some(1), Some(4)][(number + how) % 3]);
             assert_eq!(launches.len() == 2, !has, "{what}");
             let schedule = [Schedule::Latest, Schedule::Random(2), Schedule::Earliest][number % 3];
@@ -821,7 +821,8 @@ fn few_tokens_take_two_launches_with_the_bits_of_four() {
 fn assert_same_in_two_launches(trial: &Trial, what: &str) {
     let tokens = trial.call.tokens;
     let kernels = chosen(&Sm90, &trial.layer.shape, tokens);
-    let expected = run_again(trial, &trial.launches(&kernels), 1, Schedule::Random(6));
+    let four = trial.launches(&LayerKernels { direct: 0, ..kernels.clone() });
+    let expected = run_again(trial, &four, 1, Schedule::Random(6));
     for (calls, schedule) in [(1, Schedule::Latest), (2, Schedule::Earliest), (2, Schedule::Random(7))] {
         let launches = direct_launches(trial, &kernels, None);
         assert_eq!(launches.len(), 2 + usize::from(trial.layer.shape.gated), "{what}");
