@@ -13,7 +13,7 @@ use ptx::{Addr, Barriers, Builder, Cluster, F32, Reg, Scope, Shared, SharedRegio
 
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
-use super::{Division, MultiplySpec, epilogue};
+use super::{ALL_CONSUMERS, Division, MultiplySpec, epilogue};
 use op::Schedule;
 
 /// The shared memory through which sums travel.
@@ -95,10 +95,10 @@ impl Combine {
         let places = consumer.sums.iter().flatten().enumerate();
         let place = |index: usize| Addr::<Shared>::of(mine).plus((index as u32 * WORD_ROW).cast_signed());
         // Nobody reads stages any more, nor the sums of the tile before, that may lie where these go.
-        k.named_sync(epilogue::ALL_CONSUMERS, all);
+        k.named_sync(ALL_CONSUMERS, all);
         let second = k.ne(consumer.along_k, 0);
         k.if_(second, |k| places.clone().for_each(|(index, &sum)| k.store(place(index), sum)));
-        k.named_sync(epilogue::ALL_CONSUMERS, all);
+        k.named_sync(ALL_CONSUMERS, all);
         let first = k.eq(consumer.along_k, 0);
         k.if_(first, |k| {
             for (index, &sum) in places {

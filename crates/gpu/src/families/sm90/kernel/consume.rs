@@ -23,11 +23,10 @@
 use ptx::instr::{Accumulate, MatrixElement};
 use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32, U64};
 
-use super::epilogue::ALL_CONSUMERS;
 use super::fragments::Fragments;
 use super::pipeline::{Spot, Turn};
 use super::work::{Share, Tile};
-use super::{Division, MultiplySpec, Parts, Products, Tokens};
+use super::{ALL_CONSUMERS, Division, MultiplySpec, Parts, Products, Tokens};
 use crate::phases::groups::Groups;
 use op::Schedule;
 

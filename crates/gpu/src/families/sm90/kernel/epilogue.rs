@@ -12,14 +12,12 @@ use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, Shared, SharedRe
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
 use super::work::{Placed, Tile};
-use super::{MultiplySpec, Parts, Products, Tokens};
+use super::{ALL_CONSUMERS, MultiplySpec, Parts, Products, Tokens};
 use crate::phases::gates::{Delta, Gates, RowTerms};
 use crate::phases::store::{element_address, store_element};
 use op::{Epilogue, Output, Schedule};
 
-/// The hardware barrier of all consumer warpgroups.
-pub(super) const ALL_CONSUMERS: u32 = 1;
-/// The hardware barrier of the first consumer warpgroup; the others' follow.
+/// The hardware barrier of the first consumer warpgroup; the others' follow. The one before is [`ALL_CONSUMERS`].
 const FIRST_CONSUMER: u32 = 2;
 
 /// Shared memory for a tile that has left the pipeline: the stages themselves, if nobody will fill them any more.

@@ -69,6 +69,8 @@ use op::{Epilogue, Output, Schedule};
 use pipeline::Pipeline;
 use work::{TileRing, Work};
 
+/// The hardware barrier of all consumer warpgroups.
+const ALL_CONSUMERS: u32 = 1;
 /// Columns of k that one chunk of weights, and one row of tokens in shared memory, holds.
 pub const UNIT: u32 = 64;
 /// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles,
