@@ -11,9 +11,10 @@ use ptx::{Kernel, Target};
 
 use crate::expand::{ExpandSpec, Float, TokenForm};
 use crate::facts::Facts;
-use crate::launch::{KernelSpec, Launch};
+use crate::launch::{Argument, KernelSpec, Launch};
 use crate::pack::{self, Codes};
-use crate::products::{ExpertKernel, ProductShape};
+use crate::phases::direct::Direct;
+use crate::products::{ProductOperands, ProductShape};
 use crate::round::RoundSpec;
 use crate::ways::{Feature, Way};
 
@@ -197,4 +198,30 @@ pub trait Family: fmt::Debug + Send + Sync {
 
     /// How many times a block takes a step over the least of K that it can, in all: what simulating takes.
     fn steps(&self, problem: &Problem, config: &Config) -> usize;
+}
+
+/// A family's kernel for one product of a layer of experts.
+pub trait ExpertKernel: fmt::Debug + Send + Sync {
+    /// The kernel.
+    fn spec(&self) -> KernelSpec;
+
+    /// What it is assembled for.
+    fn target(&self) -> Target;
+
+    /// Tokens and columns of a tile.
+    fn tile(&self) -> [u32; 2];
+
+    /// Blocks of it that a multiprocessor holds at a time.
+    fn resident(&self) -> u32;
+
+    /// Whether warps that share a tile's columns split k and add their sums in the end.
+    fn shares_k(&self) -> bool;
+
+    /// The kernel that finds its tiles by itself, if there is one.
+    fn direct(&self, _direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
+        None
+    }
+
+    /// The first arguments of a launch: where `rows` rows of `k` numbers are.
+    fn rows(&self, operands: &ProductOperands, sides: [u32; 2]) -> Vec<Argument>;
 }

@@ -1,15 +1,9 @@
 //! One product of a layer of experts, as the families of kernels are asked for it.
 
-use std::fmt;
-use std::sync::Arc;
-
 use format::Scaling;
 use op::{Activation, Gate, Output, Precision, Problem, Result, Setting, Shape};
-use ptx::Target;
 
-use crate::launch::{Argument, KernelSpec};
 use crate::pack::Codes;
-use crate::phases::direct::Direct;
 
 /// The most experts of a layer.
 pub const MOST_EXPERTS: u32 = 1024;
@@ -89,30 +83,4 @@ pub struct ProductOperands {
     pub added: (u64, u32, u64),
     /// The result.
     pub out: u64,
-}
-
-/// A family's kernel for such a product.
-pub trait ExpertKernel: fmt::Debug + Send + Sync {
-    /// The kernel.
-    fn spec(&self) -> KernelSpec;
-
-    /// What it is assembled for.
-    fn target(&self) -> Target;
-
-    /// Tokens and columns of a tile.
-    fn tile(&self) -> [u32; 2];
-
-    /// Blocks of it that a multiprocessor holds at a time.
-    fn resident(&self) -> u32;
-
-    /// Whether warps that share a tile's columns split k and add their sums in the end.
-    fn shares_k(&self) -> bool;
-
-    /// The kernel that finds its tiles by itself, if there is one.
-    fn direct(&self, _direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
-        None
-    }
-
-    /// The first arguments of a launch: where `rows` rows of `k` numbers are.
-    fn rows(&self, operands: &ProductOperands, sides: [u32; 2]) -> Vec<Argument>;
 }

@@ -29,10 +29,10 @@ use ptx::{
     U32, U64,
 };
 
-use super::combine::{floats, load, store};
-use super::route::warp_sum;
 use super::{NOBODY, Portable, await_predecessor, launch_dependents};
 use crate::expand::{self, Float, UNIT};
+use crate::phases::route::warp_sum;
+use crate::phases::sum::{floats, load, store};
 
 /// Warps and threads of a block.
 const WARPS: u32 = 8;

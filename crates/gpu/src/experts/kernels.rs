@@ -6,8 +6,8 @@ use op::{Config, Own, Result, Setting, Tile};
 
 use super::shape::LayerShape;
 use crate::facts::Facts;
-use crate::family::Family;
-use crate::products::{ExpertKernel, UNDER, WARPS};
+use crate::family::{ExpertKernel, Family};
+use crate::products::{UNDER, WARPS};
 
 /// How the products are computed: a kernel for each, with tiles of as many tokens.
 #[derive(Clone, Debug)]

@@ -34,6 +34,7 @@ use std::hash::Hash;
 use ptx::{Addr, Builder, Error, Feature, Global, Kernel, Reg, Target, U32, U64};
 
 use crate::launch::Spec;
+pub use crate::phases::NOBODY;
 
 /// What every part of a workspace, and of what is exchanged with the host, begins at a multiple of.
 pub(crate) const ALIGNMENT: u64 = 256;
@@ -72,9 +73,6 @@ fn await_predecessor(k: &mut Builder, target: Target) {
         k.grid_dependency_wait();
     }
 }
-
-/// The row of an entry that is nobody's.
-pub const NOBODY: u32 = u32::MAX;
 
 /// The id of an entry in memory, of 32 bits or 64; one that 32 bits cannot hold is [`NOBODY`]'s.
 fn id_of(k: &mut Builder, ids: Reg<U64>, entry: Reg<U32>, wide: bool) -> Reg<U32> {

@@ -6,9 +6,9 @@
 
 use ptx::{Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Reg, SpecialRegister, Target, U32};
 
-use super::route::{sigmoid, warp_sum};
 use super::{Portable, await_predecessor, launch_dependents};
 use crate::expand::{self, Float};
+use crate::phases::route::{sigmoid, warp_sum};
 
 /// Warps of a block.
 const WARPS: u32 = 4;

@@ -25,9 +25,10 @@ use ptx::{
     Target, U32, U64,
 };
 
-use super::route::{Logits, MOST_TOP, RouteSpec, Routed};
 use super::{NOBODY, Portable, await_predecessor, id_of, launch_dependents};
 use crate::expand::{self, Float};
+pub use crate::phases::route::Ids;
+use crate::phases::route::{Logits, MOST_TOP, Routed};
 use crate::products::MOST_EXPERTS;
 
 /// Threads of a block, and so the most entries of its run.
@@ -40,19 +41,6 @@ const COUNTED: u32 = 8;
 const COPIED: u32 = 4;
 /// The most tokens whose experts every block chooses itself.
 pub const MOST_ROUTED: u32 = 32;
-
-/// Where ids come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ids {
-    /// Memory, 32 bits each.
-    Narrow,
-    /// Memory, 64 bits each.
-    Wide,
-    /// Logits, of which they are chosen here: for at most [`MOST_ROUTED`] tokens.
-    Routed(RouteSpec),
-    /// Nowhere: there is one expert, and it computes every token.
-    Everyone,
-}
 
 /// What rows are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,9 +3,10 @@
 use op::{Config, Epilogue, Output, Own, Precision, Schedule, Strategy, Tile};
 use ptx::Feature;
 
+use crate::family::ExpertKernel;
 use crate::launch::{Argument, Launch};
 use crate::phases::gates;
-use crate::products::{ExpertKernel, ProductOperands, ProductShape};
+use crate::products::{ProductOperands, ProductShape};
 
 /// The configuration of a product of experts with tiles of so many tokens and columns, and stages of so many of k.
 pub(super) fn config(shape: &ProductShape, [tokens, columns]: [u32; 2], depth: u32, stages: u32) -> Config {

@@ -14,10 +14,9 @@
 use ptx::instr::LoadOrder;
 use ptx::{Addr, Builder, F32, Global, Pred, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
 
-use crate::experts::NOBODY;
-use crate::experts::combine::{self, CombineSpec, Found, TOGETHER};
-use crate::experts::route::Logits;
-use crate::experts::sort::Ids;
+use super::NOBODY;
+use super::route::{Ids, Logits};
+use super::sum::{self, CombineSpec, Found, TOGETHER};
 
 /// The most entries: one per lane of a warp.
 pub const MOST_ENTRIES: u32 = 32;
@@ -428,10 +427,10 @@ impl Work {
                     Found { base: rows.at, row: k.select(somebodys, entry, NOBODY), weight }
                 };
                 let found: Vec<Found> = (first..top.min(first + TOGETHER)).map(find).collect();
-                combine::add_rows(k, (spec, ACCESS), &found, (units, unit), &totals);
+                sum::add_rows(k, (spec, ACCESS), &found, (units, unit), &totals);
             }
             let addend = spec.addend.zip(sums.addend);
-            combine::finish(k, spec, (addend, sums.out), [token, units, unit], &totals);
+            sum::finish(k, spec, (addend, sums.out), [token, units, unit], &totals);
         });
     }
 }

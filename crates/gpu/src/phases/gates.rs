@@ -1,21 +1,15 @@
 //! What gate and up become, as instructions: the arithmetic that every epilogue and the join share.
 //!
 //! α is applied as two factors, a power of two and the rest, so that no intermediate result leaves f32's range unless
-//! the result does. The gate's exponential is the hardware's `ex2.approx` (3·2⁻²⁴), corrected for the rounding of its
-//! argument (1); then come the sum with one (1), `rcp.approx` (2) and the product (1): within the 8 that [`op::bound`]
-//! grants.
-
-use std::f32::consts::{LN_2, LOG2_E};
+//! the result does. Of the 8·2⁻²⁴ that [`op::bound`] grants a gate, the sigmoid takes 7, and the product the last one.
 
 use ptx::{Builder, F32, Pred, Reg, U32};
 
 use op::Gate;
 use op::gate::{GELU_CUBIC, GELU_SCALE};
 
+use super::exponential::sigmoid;
 use super::owner::Owner;
-
-/// What log₂e has beyond f32.
-const LOG2_E_REST: f32 = 1.925_963e-8;
 
 /// The function of the gate. What models differ in, the limit, is an argument of kernels; what they share is part of
 /// them.
@@ -159,37 +153,6 @@ fn at_most(k: &mut Builder, value: Reg<F32>, limit: Reg<F32>) -> Reg<F32> {
 fn at_least(k: &mut Builder, value: Reg<F32>, limit: Reg<F32>) -> Reg<F32> {
     let beyond = k.lt(value, limit);
     k.select(beyond, limit, value)
-}
-
-/// 1/(1 + e⁻ʸ), for y clipped at ±88: then every number on the way is finite and normal but for the result, which is
-/// zero where it would be subnormal (y below −87.3), so that those instructions can be used that flush such numbers.
-/// NaN becomes a number here, and the gate value that it is multiplied with is NaN then.
-///
-/// e⁻ʸ is 2ᵗ for t = −y·log₂e, rounded. What the rounding took away, and what log₂e has beyond f32, is d: 2ᵈ is 1 +
-/// d·ln 2.
-pub(crate) fn sigmoid(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
-    let y = k.max(y, -88.0);
-    let y = k.min(y, 88.0);
-    let power = power(k, y, -1.0);
-    let below = k.add(power, 1.0);
-    k.rcp_flushed(below)
-}
-
-/// eʸ for a y that is not positive; below −87.3, where it would be subnormal, and for NaN it is zero.
-pub(crate) fn exponential(k: &mut Builder, y: Reg<F32>) -> Reg<F32> {
-    let y = k.max(y, -88.0);
-    power(k, y, 1.0)
-}
-
-/// e to the power of y times a sign, for |y| of at most 88.
-fn power(k: &mut Builder, y: Reg<F32>, sign: f32) -> Reg<F32> {
-    let t = k.mul(y, sign * LOG2_E);
-    let opposite = k.neg(t);
-    let lost = k.fma(y, sign * LOG2_E, opposite);
-    let lost = k.fma(y, sign * LOG2_E_REST, lost);
-    let factor = k.mul(lost, LN_2);
-    let power = k.exp2_flushed(t);
-    k.fma(power, factor, power)
 }
 
 /// What is made of a tile's gate sums and up sums.

@@ -6,6 +6,9 @@
 //! - `groups`, `owner`: either of them, whose a tile is, and where its operands are;
 //! - [`tokens`]: what the tensor cores are given for tokens;
 //! - `slices`: codes and scales as pairs of 16-bit numbers;
+//! - [`route`]: which experts a token goes to, chosen from logits;
+//! - [`sum`]: what they made of it, added up;
+//! - `exponential`: that and the sigmoid, for gates and routings;
 //! - [`gates`]: from sums to values: scale, row factor, bias, gate;
 //! - `store`: from values to C.
 //!
@@ -14,10 +17,16 @@
 
 pub mod direct;
 pub mod experts;
+pub(crate) mod exponential;
 pub mod gates;
 pub(crate) mod groups;
 pub(crate) mod owner;
+pub mod route;
 pub(crate) mod slices;
 pub(crate) mod store;
+pub mod sum;
 pub mod table;
 pub mod tokens;
+
+/// The row of an entry that is nobody's.
+pub const NOBODY: u32 = u32::MAX;

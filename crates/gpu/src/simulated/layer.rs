@@ -24,11 +24,12 @@ use crate::experts::lots::Lots;
 use crate::experts::order::{Turn, turns};
 use crate::experts::packed::{Numbers, PackedExpert};
 use crate::experts::shape::LayerShape;
+use crate::family::ExpertKernel;
 use crate::host::check_operands;
 use crate::launches::dense_bytes;
 use crate::pack::CHUNK_DEPTH;
 use crate::phases::tokens::Tokens;
-use crate::products::{ExpertKernel, ProductShape};
+use crate::products::ProductShape;
 
 /// Steps of one block over 64 of K that a call may take.
 const MOST_STEPS: usize = 4096;

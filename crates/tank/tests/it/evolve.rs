@@ -76,7 +76,7 @@ fn a_better_tile_is_found_in_three_steps_and_told_again_from_the_ledger() {
     assert_eq!((again.len(), asked()), (records.len(), 3), "nobody is asked twice");
 }
 
-/// Killed after every single answer of the referee's, and once more in each sitting: the fifth of them is for the title.
+/// Killed after each of the referee's answers, and once more in each sitting; the fifth sitting is for the title.
 #[test]
 fn evolving_that_is_killed_again_and_again_comes_to_its_title_and_asks_nobody_twice() {
     let at = |folder: &Path| (folder.join("ledger.jsonl"), folder.join("tuning"));

@@ -10,10 +10,11 @@ use ptx::Target;
 use super::choice::depth;
 use super::kernel::{Products, TARGET, TensorMultiplySpec, Tokens, WIDE_STEP};
 use crate::families::experts;
+use crate::family::ExpertKernel;
 use crate::launch::{Argument, KernelSpec};
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
-use crate::products::{ExpertKernel, ProductOperands, ProductShape};
+use crate::products::{ProductOperands, ProductShape};
 use crate::ways::{Feature, Way};
 
 /// Tokens of tiles: at most the rows of a multiplication, and fewer go by the columns of one.

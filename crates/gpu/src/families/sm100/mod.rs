@@ -30,10 +30,10 @@ use super::choice::Tokens;
 use super::cut::Cut;
 use crate::expand::TokenForm;
 use crate::facts::Facts;
-use crate::family::{Family, GroupOperands, Phase};
+use crate::family::{ExpertKernel, Family, GroupOperands, Phase};
 use crate::launch::Launch;
 use crate::pack::Codes;
-use crate::products::{ExpertKernel, ProductShape};
+use crate::products::ProductShape;
 use crate::ways::Way;
 
 /// Its name.

@@ -23,10 +23,10 @@ use super::cut::{self, Cut};
 use super::sm80::{choice, experts, model};
 use crate::expand::TokenForm;
 use crate::facts::Facts;
-use crate::family::{Family, GroupOperands};
+use crate::family::{ExpertKernel, Family, GroupOperands};
 use crate::launch::Launch;
 use crate::pack::{self, Codes};
-use crate::products::{ExpertKernel, ProductShape};
+use crate::products::ProductShape;
 
 pub use arrange::ArrangeSpec;
 

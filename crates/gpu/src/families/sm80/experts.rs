@@ -7,10 +7,11 @@ use ptx::Target;
 use super::kernel::{Products, Tokens, UNIT, WarpMultiplySpec};
 use crate::families::choice::sizes;
 use crate::families::experts;
+use crate::family::ExpertKernel;
 use crate::launch::{Argument, KernelSpec};
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
-use crate::products::{ExpertKernel, ProductOperands, ProductShape};
+use crate::products::{ProductOperands, ProductShape};
 
 /// Tokens of tiles.
 pub const TILES: [u32; 8] = [8, 16, 24, 32, 48, 64, 96, 128];

@@ -25,9 +25,9 @@ use ptx::Target;
 use super::choice::steps;
 use super::cut::{self, Cut};
 use crate::facts::Facts;
-use crate::family::{Family, GroupOperands};
+use crate::family::{ExpertKernel, Family, GroupOperands};
 use crate::launch::Launch;
-use crate::products::{ExpertKernel, ProductShape};
+use crate::products::ProductShape;
 
 /// Its name, and what its kernels are assembled for.
 pub const NAME: &str = "sm80";

@@ -10,12 +10,13 @@ use super::choice::{SETTINGS, by_warps};
 use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
 use crate::families::choice::sizes;
 use crate::families::experts;
+use crate::family::ExpertKernel;
 use crate::launch::{Argument, KernelSpec};
 use crate::pack::Scales;
 use crate::phases::direct::Direct;
 use crate::phases::experts::Experts;
 use crate::phases::gates::Function;
-use crate::products::{ExpertKernel, ProductOperands, ProductShape, UNDER, WARPS};
+use crate::products::{ProductOperands, ProductShape, UNDER, WARPS};
 
 /// Tokens of tiles. The most keep the tensor cores busy, and more experts' rows fall between the widths of wider ones.
 pub const TILES: [u32; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 144, 160];

@@ -19,9 +19,9 @@ use ptx::Target;
 use super::choice::{Tokens, steps};
 use super::cut::{self, Cut};
 use crate::facts::Facts;
-use crate::family::{Family, GroupOperands, Phase};
+use crate::family::{ExpertKernel, Family, GroupOperands, Phase};
 use crate::launch::Launch;
-use crate::products::{ExpertKernel, ProductShape};
+use crate::products::ProductShape;
 
 pub use choice::kernel_config;
 
