@@ -1,6 +1,6 @@
 """What rounding tokens does to a model: its next-token probabilities beside those of exact tokens.
 
-    python benchmarks/rounded_model.py [MODEL ...] [--device cuda] [--text FILE] [--tokens 1024] [--outliers 1000] [--json RESULT.json]
+    python benchmarks/rounded_model.py [MODEL ...] [--device cuda] [--text FILE] [--tokens 1024] [--outliers 1000 [--quiet]] [--json RESULT.json]
 
 MODEL is the folder of a checkpoint that `hammerhead.transformers` loads. Without one, a small Qwen3-MoE with random
 weights is quantised to NVFP4 and taken. Its input is the text, or random tokens where there is none or no tokenizer.
@@ -34,11 +34,14 @@ SMALL = dict(
     bos_token_id=None, eos_token_id=None, pad_token_id=None, architectures=["Qwen3MoeForCausalLM"],
 )
 LARGEST_E4M3 = 448.0
+# Channels that may be large: a block of NVFP4, so that small weights share no scale with others.
+LARGE_CHANNELS = 16
 
 
-def write(folder, outliers):
-    """A small model with random weights, whose logits spread as widely as those of a model that knows something. In four of
-    its channels tokens that come to MLPs and experts are larger by `outliers`, as a few are in trained models."""
+def write(folder, outliers, quiet):
+    """A small model with random weights, whose logits spread as widely as those of a model that knows something. In the first
+    of its channels tokens that come to MLPs and experts are larger by `outliers`, as a few are in trained models; if `quiet`,
+    the weights that they meet are smaller by as much, so that these channels count as much as any others."""
     config = transformers.Qwen3MoeConfig(**SMALL)
     settings = {**config.to_dict(), "dtype": "bfloat16", "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
     (folder / "config.json").write_text(json.dumps(settings))
@@ -47,10 +50,17 @@ def write(folder, outliers):
     torch.manual_seed(0)
     tensors = {}
 
+    def met(weights):
+        """Weights that meet the tokens which come to MLPs and experts."""
+        if quiet:
+            weights[:, :LARGE_CHANNELS] /= outliers
+        return weights
+
     def matrix(stem, n, k):
         # What is added to a token at every layer is small beside the token, as after training.
         added = (2 * SMALL["num_hidden_layers"]) ** -0.5 if stem.endswith(("o_proj", "down_proj")) else 1.0
-        packed = hammerhead.quantize(torch.randn(n, k) * added / k**0.5)
+        weights = torch.randn(n, k) * added / k**0.5
+        packed = hammerhead.quantize(met(weights) if stem.endswith(("gate_proj", "up_proj")) else weights)
         tensors[f"{stem}.weight"] = torch.as_tensor(packed.codes).view(torch.uint8)
         tensors[f"{stem}.weight_scale"] = torch.as_tensor(packed.scales).view(torch.float8_e4m3fn)
         tensors[f"{stem}.weight_scale_2"] = torch.tensor(float(packed.global_scale))
@@ -65,9 +75,12 @@ def write(folder, outliers):
             matrix(name.removesuffix(".weight"), *shape)
         elif len(shape) < 3:
             spread = 3 * shape[-1] ** -0.5 if "lm_head" in name else 1.0
-            tensors[name] = (torch.randn(shape) * spread if len(shape) == 2 else torch.ones(shape)).to(torch.bfloat16)
+            values = torch.randn(shape) * spread if len(shape) == 2 else torch.ones(shape)
+            if name.endswith("mlp.gate.weight"):
+                values = met(values)
             if "post_attention_layernorm" in name:
-                tensors[name][:4] = outliers
+                values[:LARGE_CHANNELS] = outliers
+            tensors[name] = values.to(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -140,13 +153,14 @@ def main():
     parser.add_argument("--device", default="cpu", help="cpu, cuda, …")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--outliers", type=float, default=1.0, help="how much larger four channels of the small model are")
+    parser.add_argument("--outliers", type=float, default=1.0, help="how much larger some channels of the small model are")
+    parser.add_argument("--quiet", action="store_true", help="the weights that they meet are smaller by as much")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         if not options.models:
-            write(Path(folder), options.outliers)
+            write(Path(folder), options.outliers, options.quiet)
         for model in options.models or [Path(folder)]:
             name = model.name if options.models else "random weights"
             print(f"{name}, {options.tokens} tokens, {options.device}\n\n| | mean KL | largest | same first token |\n|---|---|---|---|")
