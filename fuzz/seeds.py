@@ -28,7 +28,7 @@ def framed(header, data=b""):
     return struct.pack("<Q", len(text)) + text + data
 
 
-SIZES = {"U8": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F32": 4, "BF16": 2}
+SIZES = {"U8": 1, "I8": 1, "I64": 8, "F8_E4M3": 1, "F8_E8M0": 1, "F32": 4, "BF16": 2}
 
 
 def file(tensors, metadata=None):
@@ -74,6 +74,15 @@ GPT_OSS = {
     f"{MLP}.experts.gate_up_proj_scales": ("U8", [2, 4, 1], 120),
     f"{MLP}.experts.gate_up_proj_bias": ("BF16", [2, 4], 0),
 }
+FFN = "layers.0.ffn"
+DEEPSEEK = {
+    f"{FFN}.{expert}.{side}.{part}": entry
+    for expert, codes in (("experts.0", ("I8", [32, 16], 0x21)), ("shared_experts", ("F8_E4M3", [32, 32], 0x38)))
+    for side in ("w1", "w2", "w3")
+    for part, entry in {
+        "weight": codes, "scale": ("F8_E8M0", [32, 1] if expert == "experts.0" else [1, 1], 120),
+    }.items()
+} | {f"{FFN}.gate.weight": ("BF16", [1, 32], 0x3F), f"{FFN}.gate.tid2eid": ("I64", [4, 1], 0)}
 TORCHAO = {
     f"{MLP}.{side}._weight_{part}": entry
     for side in ("gate_proj", "up_proj")
@@ -85,6 +94,11 @@ save("safetensors", "modelopt", file(DENSE))
 save("safetensors", "compressed_tensors", file(PACKED))
 save("safetensors", "fused_transposed", file(FUSED))
 save("safetensors", "gpt_oss", file(GPT_OSS))
+save("safetensors", "deepseek", file(DEEPSEEK))
+save("safetensors", "deepseek_scales_of_blocks", file(DEEPSEEK | {f"{FFN}.experts.0.w1.scale": ("F8_E8M0", [1, 1], 120)}))
+save("safetensors", "deepseek_no_scale", file({k: v for k, v in DEEPSEEK.items() if not k.endswith("w2.scale")}))
+save("safetensors", "deepseek_table_of_nobody", file(DEEPSEEK | {f"{FFN}.gate.tid2eid": ("I64", [4, 1], 255)}))
+save("safetensors", "deepseek_table_without_sides", file(DEEPSEEK | {f"{FFN}.gate.tid2eid": ("I64", [0, 0], 0)}))
 save("safetensors", "torchao", file(TORCHAO, SWIZZLED))
 save("safetensors", "torchao_without_metadata", file(TORCHAO))
 VECTOR = ("F32", [32], 0)

@@ -12,8 +12,8 @@ use crate::{Error, Result};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "What the checkpoint leaves open")]
 pub struct Reading {
-    /// Whose layout the weights are in, where their names do not tell: modelopt, compressed-tensors, torchao, gguf or
-    /// gpt-oss
+    /// Whose layout the weights are in, where their names do not tell: modelopt, compressed-tensors, torchao, gguf,
+    /// gpt-oss or deepseek
     #[arg(long, value_name = "NAME")]
     format: Option<Format>,
     /// How gate and up stand where they are in one tensor: gate-first, up-first or interleaved

@@ -46,7 +46,7 @@ impl Engine {
         gate: Option<Gate>,
     ) -> Result<Layer> {
         let pairs = match experts {
-            ExpertSelection::All => model.layer(layer)?.experts,
+            ExpertSelection::All => model.experts(layer)?,
             ExpertSelection::Only(numbers) => {
                 numbers.iter().map(|&expert| model.expert(layer, expert)).collect::<Result<_, _>>()?
             }

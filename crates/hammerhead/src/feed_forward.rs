@@ -189,7 +189,7 @@ mod tests {
         let rule = |rule| {
             let weight = Dense::new(2, 32, vec![0f32; 64], 1.0).unwrap();
             let correction = Some(vec![0.25, -0.25]);
-            router(&layer(Some(format::checkpoint::Router { weight, bias: None, correction, rule }), 0))
+            router(&layer(Some(format::checkpoint::Router { weight, bias: None, correction, table: None, rule }), 0))
         };
         let sigmoid =
             RoutingRule { score: Score::Sigmoid, top: 1, renormalise: true, groups: Some([2, 1]), scaling: 2.5 };

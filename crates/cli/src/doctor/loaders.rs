@@ -168,6 +168,9 @@ fn llama_cpp(subject: &Subject<'_>) -> (Verdict, String) {
     if subject.layouts.iter().all(|(format, _)| *format == Format::Gguf) {
         return (Verdict::Exact, "Its own format: it applies the .scale of each tensor and of each expert.".to_owned());
     }
+    if subject.has(Format::DeepSeek, Precision::MxFp4) {
+        return unknown();
+    }
     if subject.layouts.iter().all(|(format, _)| *format == Format::GptOss) {
         return (Verdict::Exact, "Its converter repacks the MXFP4 blocks as they are.".to_owned());
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
 /// Every model, and the name of what its package decodes it to.
-const MODELS: [(&str, &str); 10] = [
+const MODELS: [(&str, &str); 12] = [
     ("modelopt_dense", "modelopt_dense"),
     ("modelopt_qwen3_moe", "modelopt_qwen3_moe"),
     ("modelopt_llama4", "modelopt_llama4"),
@@ -19,6 +19,8 @@ const MODELS: [(&str, &str); 10] = [
     ("compressed_tensors_mixtral", "compressed_tensors_mixtral"),
     ("compressed_tensors_mxfp4", "compressed_tensors_mxfp4"),
     ("gpt_oss", "gpt_oss"),
+    ("deepseek_v4", "deepseek_v4"),
+    ("deepseek_v41", "deepseek_v41"),
     ("gguf_moe.gguf", "gguf_moe"),
     ("torchao", "torchao"),
 ];
@@ -127,6 +129,12 @@ fn inspect_tells_what_was_found_and_concluded() {
     let text = succeed(["inspect", path(&data("gpt_oss"))]);
     for fragment in
         ["MXFP4 gpt-oss", "fused interleaved, biases", "gpt-oss (clamped at 7)", "model_type and swiglu_limit"]
+    {
+        assert!(text.contains(fragment), "no {fragment:?} in:\n{text}");
+    }
+    let text = succeed(["inspect", path(&data("deepseek_v4"))]);
+    for fragment in
+        ["a deepseek_v4", "MXFP4 deepseek", "3+1", "32 × 64", "silu (limited at 10)", "root of softplus, top 2"]
     {
         assert!(text.contains(fragment), "no {fragment:?} in:\n{text}");
     }

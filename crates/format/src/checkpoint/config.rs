@@ -102,10 +102,13 @@ impl ModelConfig {
         let limit = field("swiglu_limit").and_then(Value::as_f64);
         let activation =
             ["hidden_act", "hidden_activation"].into_iter().find_map(|key| Some((key, field(key)?.as_str()?)));
-        let alpha = field("swiglu_alpha").and_then(Value::as_f64);
+        let [alpha, beta] = ["swiglu_alpha", "swiglu_beta"].map(|key| field(key).and_then(Value::as_f64));
         let gate = match (is_gpt_oss || alpha.is_some(), limit, activation) {
             (true, ..) if alpha.is_some_and(|alpha| alpha != GPT_OSS_ALPHA) => {
                 Some((GateFunction::Other("gpt-oss's with another alpha".to_owned()), "swiglu_alpha".to_owned()))
+            }
+            (true, ..) if beta.is_some_and(|beta| beta != 1.0) => {
+                Some((GateFunction::Other("gpt-oss's with another beta".to_owned()), "swiglu_beta".to_owned()))
             }
             (true, limit, _) => {
                 let clamp = limit.unwrap_or(7.0) as f32;

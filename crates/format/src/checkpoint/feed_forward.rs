@@ -8,8 +8,9 @@
 //! |---|---|
 //! | down projection | `down_proj`, or `w2` beside `w1` and `w3` |
 //! | biases | `….bias`, of stacked experts `…_bias`, F16, BF16 or F32, one number per row |
-//! | router | `mlp.gate`, `mlp.router`, `block_sparse_moe.gate`, `feed_forward.router`; in GGUF `ffn_gate_inp` |
-//! | its correction | `e_score_correction_bias` in the router or beside it; in GGUF `exp_probs_b` |
+//! | router | `mlp.gate`, `mlp.router`, `block_sparse_moe.gate`, `feed_forward.router`, `ffn.gate`; in GGUF `ffn_gate_inp` |
+//! | its correction | `e_score_correction_bias` in the router or beside it; `ffn.gate.bias`; in GGUF `exp_probs_b` |
+//! | a table in place of a choice | `tid2eid` in the router |
 //! | gate of a shared expert | `mlp.shared_expert_gate`; in GGUF `ffn_gate_inp_shexp` |
 //! | what activations are quantised with | `input_scale`, which multiplies, or `input_global_scale`, which divides |
 
@@ -19,7 +20,7 @@ use super::coded::Rows;
 use super::layers::{Layer, Pair};
 use super::names::Part;
 use super::store::{Element, View};
-use super::{Checkpoint, GateFunction, RoutingRule, Weight, gguf};
+use super::{Checkpoint, GateFunction, RoutingRule, Score, Weight, gguf};
 use crate::tensors::Dtype;
 use crate::{Dense, Error, GlobalScale, Matrix, Result};
 
@@ -74,14 +75,40 @@ pub struct Router {
     pub bias: Option<Vec<f32>>,
     /// What is added to an expert's score where experts are chosen, and not to its weight.
     pub correction: Option<Vec<f32>>,
+    /// What chooses experts where logits only weigh them, as in DeepSeek-V4's first layers.
+    pub table: Option<ExpertTable>,
     /// How ids and weights are made of logits, as far as the model's declarations tell.
     pub rule: Option<RoutingRule>,
 }
 
+/// The experts of every token, by its number in the vocabulary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertTable {
+    top: usize,
+    ids: Vec<u32>,
+}
+
+impl ExpertTable {
+    /// Experts per token.
+    pub fn top(&self) -> usize {
+        self.top
+    }
+
+    /// The experts of a token, if the vocabulary has one of that number.
+    pub fn experts(&self, token: usize) -> Option<&[u32]> {
+        self.ids.chunks_exact(self.top).nth(token)
+    }
+}
+
 /// Modules of a layer that may hold a router.
-const MODULES: [&str; 3] = ["mlp", "block_sparse_moe", "feed_forward"];
+const MODULES: [&str; 4] = ["mlp", "block_sparse_moe", "feed_forward", DEEPSEEK];
+/// The module's name in DeepSeek's own files, which call the correction a bias.
+const DEEPSEEK: &str = "ffn";
 const ROUTERS: [&str; 2] = ["gate", "router"];
 const CORRECTION: &str = "e_score_correction";
+const TABLE: &str = "tid2eid";
+/// The correction for tokens of images, where those have one of their own.
+const IMAGE_CORRECTIONS: [&str; 2] = ["bias_vl", "e_score_correction_bias_vl"];
 const SHARED_GATE: &str = "shared_expert_gate";
 
 impl Checkpoint {
@@ -93,9 +120,24 @@ impl Checkpoint {
     /// projections have sides that do not fit.
     pub fn feed_forward(&self, index: usize) -> Result<FeedForward<'_>> {
         let layer = self.find_layer(index)?;
+        let shared = layer.shared().into_iter().map(|pair| self.projections(pair)).collect::<Result<Vec<_>>>()?;
+        self.beside(layer, shared)
+    }
+
+    /// Reads a feed-forward layer without the MLPs that see every token, which may be stored in another way:
+    /// DeepSeek-V4 has them in FP8 ([`Checkpoint::fp8`]).
+    ///
+    /// # Errors
+    ///
+    /// As of [`Checkpoint::feed_forward`].
+    pub fn routed_experts(&self, index: usize) -> Result<FeedForward<'_>> {
+        self.beside(self.find_layer(index)?, Vec::new())
+    }
+
+    /// Reads the rest of a layer.
+    fn beside<'a>(&'a self, layer: &Layer, shared: Vec<Projections<'a>>) -> Result<FeedForward<'a>> {
         let experts = self.numbered(layer)?;
         let experts = experts.into_iter().map(|pair| self.projections(pair)).collect::<Result<Vec<_>>>()?;
-        let shared = layer.shared().into_iter().map(|pair| self.projections(pair)).collect::<Result<Vec<_>>>()?;
         let k = experts.first().map_or(0, |expert| expert.gate.matrix.k());
         if let Some(other) = experts.iter().chain(&shared).find(|other| other.gate.matrix.k() != k) {
             let problem = format!("its K is {}, but {:?} has {k}", other.gate.matrix.k(), experts[0].name);
@@ -229,12 +271,60 @@ impl Checkpoint {
         let weight = Dense::new(experts, k, numbers(&view)?, 1.0).map_err(in_file)?;
         let correction = [format!("{stem}.{CORRECTION}"), format!("{module}.{CORRECTION}")];
         let correction = correction.iter().find(|stem| self.catalogue.contains_key(*stem));
-        Ok(Some(Router {
-            weight,
-            bias: self.vector(&stem, Part::Bias, experts)?,
-            correction: correction.map(|stem| self.vector(stem, Part::Bias, experts)).transpose()?.flatten(),
-            rule: self.config.routing,
-        }))
+        let mut correction = correction.map(|stem| self.vector(stem, Part::Bias, experts)).transpose()?.flatten();
+        let mut bias = self.vector(&stem, Part::Bias, experts)?;
+        if module.ends_with(DEEPSEEK) && correction.is_none() {
+            correction = bias.take();
+        }
+        let table = self.expert_table(&format!("{stem}.{TABLE}"), experts)?;
+        let rule = self.config.routing.filter(|_| {
+            // Who has tokens of images knows which they are; a rule for all of them does not.
+            !IMAGE_CORRECTIONS.iter().any(|name| self.store.view(&format!("{stem}.{name}")).is_some())
+        });
+        let Some(RoutingRule { score, top, .. }) = rule else {
+            return Ok(Some(Router { weight, bias, correction, table, rule }));
+        };
+        match &table {
+            Some(table) if table.top != top => {
+                let problem = format!("its {TABLE} has {} experts per token, and {top} are declared", table.top);
+                self.refuse(&stem, problem, "check that the configuration belongs to these files")
+            }
+            None if score == Score::SqrtSoftplus && correction.is_none() => {
+                let problem =
+                    format!("it has neither a bias nor a {TABLE}, so that nothing tells which experts it chooses");
+                self.refuse(&stem, problem, "fetch the missing part, or look in the other shards")
+            }
+            _ => Ok(Some(Router { weight, bias, correction, table, rule })),
+        }
+    }
+
+    /// The table of this name, of numbers of so many experts.
+    fn expert_table(&self, name: &str, experts: usize) -> Result<Option<ExpertTable>> {
+        let Some(view) = self.store.view(name) else { return Ok(None) };
+        let ids: Vec<i64> = match view.element {
+            Element::Safetensors(Dtype::I64) => {
+                view.bytes.as_chunks().0.iter().map(|&id| i64::from_le_bytes(id)).collect()
+            }
+            Element::Safetensors(Dtype::I32) => {
+                view.bytes.as_chunks().0.iter().map(|&id| i64::from(i32::from_le_bytes(id))).collect()
+            }
+            other => {
+                return refuse(&view, format!("it has type {other}, where I32 or I64 is expected"), "convert it");
+            }
+        };
+        let top = match *view.shape {
+            [_, top] if (1..=experts).contains(&top) => top,
+            _ => {
+                let problem =
+                    format!("it has shape {:?}, where [vocabulary, experts per token] is expected", view.shape);
+                return refuse(&view, problem, "check the file");
+            }
+        };
+        let known = |&id: &i64| u32::try_from(id).ok().filter(|&id| (id as usize) < experts);
+        match ids.iter().map(known).collect() {
+            Some(ids) => Ok(Some(ExpertTable { top, ids })),
+            None => refuse(&view, format!("it names an expert that is none of {experts}"), "the file is damaged"),
+        }
     }
 
     fn shared_gate(&self, layer: &Layer, k: usize) -> Result<Option<Vec<f32>>> {

@@ -4,9 +4,11 @@
 //! |---|---|---|
 //! | ModelOpt `FP8`, compressed-tensors `float-quantized` | `weight_scale` F32, F16 or BF16 | `[]`, `[1]`; `[N]` or `[N, 1]` |
 //! | DeepSeek and who quantises like it | `weight_scale_inv` (it multiplies, whatever its name says) | `[⌈N/128⌉, ⌈K/128⌉]` |
+//! | DeepSeek-V4 and V4.1 | `scale` F8_E8M0 | the same, and `[N/32, K/32]` |
 //! | ModelOpt and compressed-tensors `MXFP8` | `weight_scale` U8 or F8_E8M0 | `[N, K/32]` |
 //!
-//! Shapes decide. Blocks have sides of 128 where that makes as many as there are; other sides must divide the matrix.
+//! Shapes decide, of exponents (U8 or F8_E8M0) too: those of blocks are widened to f32, which holds every one of them.
+//! Blocks have sides of 128 where that makes as many as there are; other sides must divide the matrix.
 
 use super::Checkpoint;
 use super::feed_forward::stored_numbers;
@@ -15,7 +17,7 @@ use crate::tensors::Dtype;
 use crate::{Error, Fp8Matrix, Fp8Scales, MX_BLOCK, Result};
 
 /// The names that scales have beside a weight.
-const SCALES: [&str; 2] = ["weight_scale", "weight_scale_inv"];
+const SCALES: [&str; 3] = ["weight_scale", "weight_scale_inv", "scale"];
 
 /// The side of blocks, where nothing else is said.
 const BLOCK: usize = 128;
@@ -47,7 +49,8 @@ impl Checkpoint {
         };
         let mut scales = SCALES.iter().filter_map(|part| self.store.view(&format!("{name}.{part}")));
         let (Some(scale), None) = (scales.next(), scales.next()) else {
-            let problem = "it is FP8, and no single weight_scale or weight_scale_inv stands beside it".to_owned();
+            let problem =
+                "it is FP8, and no single weight_scale, weight_scale_inv or scale stands beside it".to_owned();
             return refuse(&weight, problem, "fetch the missing part");
         };
         let in_tensor = |reason| Error::InTensor {
@@ -83,21 +86,32 @@ fn scales_of<'a>(view: &View<'a>, rows: usize, k: usize) -> Result<Fp8Scales<'a>
             "check that it belongs to this weight, or expand the weight",
         )
     };
+    let blocks = |down: usize, across: usize, scales: Vec<f32>| match [side(rows, down), side(k, across)] {
+        [Some(height), Some(width)] => Ok(Fp8Scales::Blocks { block: [height, width], scales: scales.into() }),
+        _ => misshaped("neither blocks of 128 nor any others fill it".to_owned()),
+    };
     if matches!(view.element, Element::Safetensors(Dtype::U8 | Dtype::F8_E8M0)) {
         return match *view.shape {
-            [n, blocks] if n == rows && blocks.checked_mul(MX_BLOCK) == Some(k) => Ok(Fp8Scales::Mx(view.bytes.into())),
-            _ => misshaped("exponents of MXFP8 are [N, K/32]".to_owned()),
+            [n, across] if n == rows && across.checked_mul(MX_BLOCK) == Some(k) => Ok(Fp8Scales::Mx(view.bytes.into())),
+            [down, across] => blocks(down, across, view.bytes.iter().map(|&exponent| power_of_two(exponent)).collect()),
+            _ => misshaped("exponents are [N, K/32], as of MXFP8, or one per block".to_owned()),
         };
     }
     let scales = stored_numbers(view)?;
     match (view.shape, scales.as_slice()) {
         ([] | [1] | [1, 1], [scale]) => Ok(Fp8Scales::Matrix(*scale)),
         ([n] | [n, 1], _) if *n == rows => Ok(Fp8Scales::Rows(scales.into())),
-        ([down, across], _) => match [side(rows, *down), side(k, *across)] {
-            [Some(height), Some(width)] => Ok(Fp8Scales::Blocks { block: [height, width], scales: scales.into() }),
-            _ => misshaped("neither blocks of 128 nor any others fill it".to_owned()),
-        },
+        (&[down, across], _) => blocks(down, across, scales),
         _ => misshaped("one number, one per row, or one per block is expected".to_owned()),
+    }
+}
+
+/// What an exponent byte stands for: 2^(s−127), subnormal for s = 0, and NaN for 255.
+fn power_of_two(exponent: u8) -> f32 {
+    match exponent {
+        0 => f32::from_bits(1 << 22),
+        u8::MAX => f32::NAN,
+        _ => f32::from_bits(u32::from(exponent) << 23),
     }
 }
 
@@ -128,6 +142,14 @@ fn refuse<T>(view: &View<'_>, problem: String, remedy: &'static str) -> Result<T
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_exponent_is_widened_exactly() {
+        for exponent in 0..u8::MAX {
+            assert_eq!(f64::from(power_of_two(exponent)), 2f64.powi(i32::from(exponent) - 127), "{exponent}");
+        }
+        assert!(power_of_two(u8::MAX).is_nan());
+    }
 
     #[test]
     fn a_side_of_128_comes_first_and_any_other_must_divide() {

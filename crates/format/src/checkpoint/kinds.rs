@@ -19,10 +19,13 @@ pub enum Format {
     Gguf,
     /// The MXFP4 of OpenAI's gpt-oss: `_blocks` and `_scales`.
     GptOss,
+    /// The MXFP4 of DeepSeek-V4: `weight` in I8, and `scale`.
+    DeepSeek,
 }
 
 impl Format {
-    const ALL: [Self; 5] = [Self::ModelOpt, Self::CompressedTensors, Self::TorchAo, Self::Gguf, Self::GptOss];
+    const ALL: [Self; 6] =
+        [Self::ModelOpt, Self::CompressedTensors, Self::TorchAo, Self::Gguf, Self::GptOss, Self::DeepSeek];
 
     /// Where the codes of neighbouring elements stand, in words.
     pub fn nibbles(self) -> &'static str {
@@ -36,7 +39,7 @@ impl Format {
     pub fn global(self) -> &'static str {
         match self {
             Self::CompressedTensors => "divides",
-            Self::GptOss => "none",
+            Self::GptOss | Self::DeepSeek => "none",
             _ => "multiplies",
         }
     }
@@ -50,6 +53,7 @@ impl fmt::Display for Format {
             Self::TorchAo => "torchao",
             Self::Gguf => "gguf",
             Self::GptOss => "gpt-oss",
+            Self::DeepSeek => "deepseek",
         })
     }
 }
@@ -61,7 +65,7 @@ impl FromStr for Format {
         Self::ALL.into_iter().find(|format| format.to_string() == name).ok_or_else(|| Error::UnknownName {
             what: "checkpoint format",
             name: name.to_owned(),
-            known: "modelopt, compressed-tensors, torchao, gguf, gpt-oss",
+            known: "modelopt, compressed-tensors, torchao, gguf, gpt-oss, deepseek",
         })
     }
 }

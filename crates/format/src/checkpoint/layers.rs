@@ -93,7 +93,7 @@ pub enum Arrangement {
 }
 
 /// Kinds of models whose fused experts are known to have all of gate first.
-const GATE_FIRST: [&str; 14] = [
+const GATE_FIRST: [&str; 19] = [
     "llama4",
     "llama4_text",
     "mixtral",
@@ -105,7 +105,12 @@ const GATE_FIRST: [&str; 14] = [
     "qwen3_omni_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
     "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "minimax_m3_vl",
     "olmoe",
     "phimoe",
 ];

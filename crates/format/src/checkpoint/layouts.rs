@@ -7,6 +7,7 @@
 //! | torchao | `_weight_qdata` | `_weight_scale`, perhaps blocked | `_weight_per_tensor_scale` multiplies, may be absent |
 //! | GGUF | `weight` of type NVFP4 or MXFP4, scales within | | `scale` multiplies, may be absent |
 //! | gpt-oss | `_blocks` U8 | `_scales` | none |
+//! | DeepSeek | `weight` I8 | `scale` F8_E8M0 | none |
 //!
 //! Scales of type F8_E4M3 make it NVFP4, bytes of exponents (U8 or F8_E8M0) MXFP4. Types decide, not declarations: in a
 //! model of mixed layers an FP8 weight also has a `weight_scale`, and a bf16 one has none.
@@ -56,7 +57,7 @@ pub(super) fn recognise<'a>(
         None => {
             if let Some((quantisation, format)) = declared.and_then(|q| Some((q, q.format?)))
                 && format != layout.format
-                && layout.format != Format::GptOss
+                && !matches!(layout.format, Format::GptOss | Format::DeepSeek)
             {
                 let file = quantisation.path.display();
                 let problem = format!("{file} declares {format}, but its tensors are named as {} does", layout.format);
@@ -93,6 +94,12 @@ fn find<'a>(parts: &Parts<'a>, forced: Option<Format>) -> Result<Recognised<'a>>
         };
     }
     let (weight, packed) = (parts.get(Part::Weight)?, parts.get(Part::Packed)?);
+    // Integers of eight bits have the same codes' type, and other scales.
+    let exponents = parts.get(Part::Exponents)?.filter(|scales| scales.is(Dtype::F8_E8M0));
+    if let (Some(codes), Some(scales)) = (weight.filter(|codes| codes.is(Dtype::I8)), exponents) {
+        let (format, precision) = (Format::DeepSeek, Precision::MxFp4);
+        return Ok(Recognised::Quantised(Layout { format, precision, codes, scales: Some(scales) }));
+    }
     if let Some(View { element: Element::Gguf(kind), .. }) = weight {
         return match (kind, weight) {
             (gguf::Type::NVFP4, Some(codes)) => quantised(Format::Gguf, codes, Precision::NvFp4),
@@ -179,7 +186,7 @@ impl<'a> Layout<'a> {
         let (part, missing) = match self.format {
             Format::CompressedTensors => (Part::Divisor, "weight_global_scale"),
             Format::ModelOpt => (Part::Multiplier, "weight_scale_2"),
-            Format::TorchAo | Format::Gguf | Format::GptOss => (Part::Multiplier, ""),
+            Format::TorchAo | Format::Gguf | Format::GptOss | Format::DeepSeek => (Part::Multiplier, ""),
         };
         let tensor = parts.get(part)?;
         // Where it is always written, its absence means that something is lost.

@@ -1,9 +1,9 @@
 //! Checkpoints as others write them, and the gated pairs in them.
 //!
-//! A [`Checkpoint`] is a model on disk: safetensors as ModelOpt, compressed-tensors, torchao and gpt-oss lay them out,
-//! in one file or in shards with an index, or GGUF. It is memory-mapped: opening one of a hundred gigabytes reads its
-//! headers. What it found is described by [`Checkpoint::layers`]; a layer's matrices come as [`Matrix`], all in the one
-//! form that this house knows, when they are asked for:
+//! A [`Checkpoint`] is a model on disk: safetensors as ModelOpt, compressed-tensors, torchao, gpt-oss and DeepSeek lay
+//! them out, in one file or in shards with an index, or GGUF. It is memory-mapped: opening one of a hundred gigabytes
+//! reads its headers. What it found is described by [`Checkpoint::layers`]; a layer's matrices come as [`Matrix`], all
+//! in the one form that this house knows, when they are asked for:
 //!
 //! ```no_run
 //! use hammerhead_format::checkpoint::Checkpoint;
@@ -49,7 +49,7 @@ use coded::Coded;
 pub use coded::Rows;
 use config::ModelConfig;
 pub use config::Quantisation;
-pub use feed_forward::{FeedForward, Linear, Projections, Router};
+pub use feed_forward::{ExpertTable, FeedForward, Linear, Projections, Router};
 pub use fp8::Fp8Linear;
 pub use kinds::{Format, GateFunction, GateUpOrder, Precision};
 pub use layers::{Arrangement, Content, Layer, Pair, Role};
@@ -259,13 +259,21 @@ impl Checkpoint {
     /// holds what [`Matrix::new`] refuses.
     pub fn layer(&self, index: usize) -> Result<Mlp<'_>> {
         let layer = self.find_layer(index)?;
-        let read = |pair: &Pair| self.pair(pair);
         Ok(Mlp {
             gate: self.gate(),
-            experts: self.numbered(layer)?.into_iter().map(read).collect::<Result<_>>()?,
-            shared: layer.shared().into_iter().map(read).collect::<Result<_>>()?,
+            experts: self.experts(index)?,
+            shared: layer.shared().into_iter().map(|pair| self.pair(pair)).collect::<Result<_>>()?,
             has_bias: layer.pairs.iter().any(|pair| pair.has_bias),
         })
+    }
+
+    /// Reads the numbered experts of a layer in order, or where there are none its one pair, and nothing beside them.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Checkpoint::layer`], about these alone.
+    pub fn experts(&self, index: usize) -> Result<Vec<Expert<'_>>> {
+        self.numbered(self.find_layer(index)?)?.into_iter().map(|pair| self.pair(pair)).collect()
     }
 
     /// The experts of a layer, of which none may be missing between others.

@@ -20,6 +20,8 @@ pub(super) enum Part {
     Blocks,
     /// One scale per block.
     BlockScale,
+    /// Powers of two as DeepSeek names them: of blocks of 4-bit codes, or of FP8.
+    Exponents,
     /// A global scale that multiplies.
     Multiplier,
     /// A global scale that divides.
@@ -33,7 +35,7 @@ pub(super) enum Part {
 }
 
 /// Endings that follow a stem, each before any that it ends with itself.
-const ENDINGS: [(&str, Part); 19] = [
+const ENDINGS: [(&str, Part); 20] = [
     (".weight_global_scale", Part::Divisor),
     (".weight_packed", Part::Packed),
     (".weight_scale_2", Part::Multiplier),
@@ -41,6 +43,7 @@ const ENDINGS: [(&str, Part); 19] = [
     (".input_global_scale", Part::InputScale),
     (".input_scale", Part::InputScale),
     (".weight", Part::Weight),
+    (".scale", Part::Exponents),
     (".bias", Part::Bias),
     (".pre_quant_scale", Part::PreScale),
     ("_weight_global_scale", Part::Divisor),
@@ -235,6 +238,7 @@ mod tests {
             ("l.gate_proj.weight_global_scale", "l.gate_proj", Part::Divisor),
             ("l.gate_proj.input_global_scale", "l.gate_proj", Part::InputScale),
             ("l.gate_proj.pre_quant_scale", "l.gate_proj", Part::PreScale),
+            ("l.experts.3.w1.scale", "l.experts.3.w1", Part::Exponents),
             ("l.experts.gate_up_proj", "l.experts.gate_up_proj", Part::Weight),
             ("l.experts.gate_up_proj_weight_scale", "l.experts.gate_up_proj", Part::BlockScale),
             ("l.experts.gate_up_proj_weight_scale_2", "l.experts.gate_up_proj", Part::Multiplier),
@@ -297,6 +301,8 @@ mod tests {
             ("model.layers.7.feed_forward.shared_expert.gate_proj", Owner::Shared, Projection::Gate),
             ("model.layers.7.mlp.shared_experts.up_proj", Owner::Shared, Projection::Up),
             ("model.layers.7.mlp.gate_up_proj", Owner::Module, Projection::GateUp),
+            ("model.layers.7.ffn.experts.4.w3", Owner::Expert(4), Projection::Up),
+            ("model.layers.7.ffn.shared_experts.w2", Owner::Shared, Projection::Down),
         ] {
             assert_eq!(placed(stem), Some((model(), 7, owner, projection)), "{stem}");
         }

@@ -12,7 +12,7 @@ pub(super) type Catalogue = BTreeMap<String, Vec<(Part, String)>>;
 
 /// Takes apart what only looks as if it belonged together: beside `dense.weight`, a tensor `dense_bias` is no part of
 /// `dense`, but a parameter of the module that holds it. The parts of a weight are joined to its stem in one way, with
-/// a dot or with an underscore.
+/// a dot or with an underscore. A tensor `norm.scale` without `norm.weight` scales no weight.
 pub(super) fn separate(catalogue: &mut Catalogue) {
     let joined = |stem: &str, name: &str, by| name.strip_prefix(stem).is_some_and(|rest| rest.starts_with(by));
     let mut apart = Vec::new();
@@ -20,7 +20,11 @@ pub(super) fn separate(catalogue: &mut Catalogue) {
         if names.iter().any(|(_, name)| joined(stem, name, '.')) {
             apart.extend(names.extract_if(.., |(_, name)| joined(stem, name, '_')).map(|(_, name)| name));
         }
+        if names.iter().all(|(part, _)| *part != Part::Weight) {
+            apart.extend(names.extract_if(.., |(part, _)| *part == Part::Exponents).map(|(_, name)| name));
+        }
     }
+    catalogue.retain(|_, names| !names.is_empty());
     for name in apart {
         catalogue.entry(name.clone()).or_default().push((Part::Weight, name));
     }
@@ -96,7 +100,8 @@ mod tests {
     #[test]
     fn a_parameter_beside_a_module_is_no_part_of_it() {
         let mut catalogue = Catalogue::new();
-        for name in ["a.dense.weight", "a.dense.bias", "a.dense_bias", "e.down_proj", "e.down_proj_bias"] {
+        let names = ["a.dense.weight", "a.dense.bias", "a.dense_bias", "e.down_proj", "e.down_proj_bias"];
+        for name in names.into_iter().chain(["e.w1.weight", "e.w1.scale", "norm.scale"]) {
             let (stem, part) = split(name);
             catalogue.entry(stem).or_default().push((part, name.to_owned()));
         }
@@ -105,5 +110,8 @@ mod tests {
         assert_eq!(parts("a.dense"), [Part::Weight, Part::Bias]);
         assert_eq!(parts("a.dense_bias"), [Part::Weight]);
         assert_eq!(parts("e.down_proj"), [Part::Weight, Part::Bias]);
+        assert_eq!(parts("e.w1"), [Part::Weight, Part::Exponents]);
+        assert_eq!(parts("norm.scale"), [Part::Weight]);
+        assert!(!catalogue.contains_key("norm"));
     }
 }

@@ -35,6 +35,8 @@ pub enum Score {
     Sigmoid,
     /// The sigmoid, with which the token is multiplied before the expert sees it.
     SigmoidOnInput,
+    /// √ln(1 + eˣ); a correction is added where experts are chosen.
+    SqrtSoftplus,
 }
 
 impl fmt::Display for RoutingRule {
@@ -44,6 +46,7 @@ impl fmt::Display for RoutingRule {
             Score::SoftmaxOfChosen => "softmax of the chosen",
             Score::Sigmoid => "sigmoid",
             Score::SigmoidOnInput => "sigmoid on the input",
+            Score::SqrtSoftplus => "root of softplus",
         };
         write!(f, "{score}, top {}", self.top)?;
         if let Some([groups, best]) = self.groups {
@@ -54,6 +57,23 @@ impl fmt::Display for RoutingRule {
     }
 }
 
+/// Kinds whose experts are scored by a sigmoid.
+const SIGMOID: [&str; 10] = [
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "kimi_k2",
+    "minimax_m2",
+    "minimax_m3_text",
+    "minimax_m3_vl",
+    "minimax_m3_vl_text",
+];
+
+/// Those of them whose weights are not scaled where nothing is declared. Loaders do not agree on the others.
+const UNSCALED: [&str; 3] = ["glm4_moe", "kimi_k2", "minimax_m2"];
+
 /// The rule of a model, from the fields of its `config.json`.
 pub(super) fn from_json<'v>(
     model_type: Option<&str>,
@@ -63,19 +83,28 @@ pub(super) fn from_json<'v>(
     let flag = |key: &str| field(key).and_then(Value::as_bool);
     let top = count("num_experts_per_tok").or_else(|| count("experts_per_token"))?;
     let plain = |score, renormalise| RoutingRule { score, top, renormalise, groups: None, scaling: 1.0 };
-    let named = field("scoring_func").and_then(Value::as_str);
-    match (model_type?, named) {
+    let text = |key: &str| field(key).and_then(Value::as_str);
+    let scaling = || field("routed_scaling_factor").and_then(Value::as_f64).map(|scaling| scaling as f32);
+    match (model_type?, text("scoring_func")) {
         ("mixtral", _) => Some(plain(Score::Softmax, true)),
         ("qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_vl_moe_text" | "qwen3_5_moe_text" | "olmoe", _) => {
             Some(plain(Score::Softmax, flag("norm_topk_prob").unwrap_or(false)))
         }
         ("gpt_oss", _) => Some(plain(Score::SoftmaxOfChosen, false)),
         ("llama4" | "llama4_text", _) => Some(plain(Score::SigmoidOnInput, false)),
-        ("deepseek_v3" | "glm4_moe" | "kimi_k2" | "minimax_m2", None | Some("sigmoid")) => {
+        (kind, None | Some("sigmoid")) if SIGMOID.contains(&kind) => {
             let groups = count("n_group").zip(count("topk_group")).map(|(groups, looked_into)| [groups, looked_into]);
-            let scaling = field("routed_scaling_factor").and_then(Value::as_f64).unwrap_or(1.0) as f32;
+            let scaling = scaling().or_else(|| UNSCALED.contains(&kind).then_some(1.0))?;
             let groups = groups.filter(|&[groups, looked_into]| looked_into < groups);
             Some(RoutingRule { groups, scaling, ..plain(Score::Sigmoid, flag("norm_topk_prob").unwrap_or(true)) })
+        }
+        // Its published code always divides by the sum, and knows no groups.
+        ("deepseek_v4", None | Some("sqrtsoftplus"))
+            if flag("norm_topk_prob").unwrap_or(true)
+                && matches!(text("topk_method"), None | Some("noaux_tc"))
+                && count("n_group").is_none_or(|groups| groups == 1) =>
+        {
+            Some(RoutingRule { scaling: scaling()?, ..plain(Score::SqrtSoftplus, true) })
         }
         _ => None,
     }

@@ -4,6 +4,8 @@
         compressed-tensors==0.20.0 gguf==0.19.0 torchao==0.18.0
     venv/bin/python make.py [NAME...]
 
+`deepseek_v4` and `deepseek_v41` take transformers==5.23.0, which reads those files, in an environment of their own.
+
 Each model goes to a folder NAME (or a file NAME.gguf), and beside it NAME.expected.safetensors: its quantised MLP weights
 as the package itself decodes them, F32 [rows, K], under the names that they have, or would have apart, before they are
 quantised. Nothing is downloaded: the models have random weights from a fixed seed.
@@ -304,6 +306,92 @@ def gpt_oss():
     expected(path.name, decoded)
 
 
+# DeepSeek
+
+
+def deepseek_decode(weight, scale):
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    return Fp8Dequantize(None)._dequantize_one(weight, scale, output_dtype=torch.float32)
+
+
+def deepseek(name, config, sides, block, tables):
+    """The files that DeepSeek publishes: experts in MXFP4, what stands beside them in FP8, all scales powers of two."""
+    seed()
+    path = folder(name)
+    (path / "config.json").write_text(json.dumps(config, indent=1))
+    k, n = sides
+    experts, top, tensors, decoded, beside = 3, 2, {}, {}, {}
+
+    def exponents(*shape):
+        return torch.randint(112, 129, shape, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+
+    def fp8(stem, rows, width):
+        weight = torch.randn(rows, width).to(torch.float8_e4m3fn)
+        scale = exponents(-(-rows // block), -(-width // block))
+        tensors[f"{stem}.weight"], tensors[f"{stem}.scale"] = weight, scale
+        beside[f"{stem}.weight"] = deepseek_decode(weight, scale)
+
+    for layer, has_table in enumerate(tables):
+        ffn = f"layers.{layer}.ffn"
+        for expert in range(experts):
+            for projection, rows, width in [("w1", n, k), ("w2", k, n), ("w3", n, k)]:
+                stem = f"{ffn}.experts.{expert}.{projection}"
+                weight = torch.randint(-128, 128, (rows, width // 2), dtype=torch.int8)
+                scale = exponents(rows, width // 32)
+                tensors[f"{stem}.weight"], tensors[f"{stem}.scale"] = weight, scale
+                decoded[f"{stem}.weight"] = deepseek_decode(weight, scale)
+        for projection, rows, width in [("w1", n, k), ("w2", k, n), ("w3", n, k)]:
+            fp8(f"{ffn}.shared_experts.{projection}", rows, width)
+        tensors[f"{ffn}.gate.weight"] = torch.randn(experts, k).bfloat16()
+        if has_table:
+            tokens = [torch.randperm(experts)[:top] for _ in range(32)]
+            tensors[f"{ffn}.gate.tid2eid"] = torch.stack(tokens).to(torch.int64)
+        else:
+            tensors[f"{ffn}.gate.bias"] = torch.randn(experts)
+        tensors[f"layers.{layer}.hc_ffn_scale"] = torch.randn(3)
+    fp8("layers.0.attn.wq_a", 2 * block, k)
+    if "vision_config" in config:
+        tensors["layers.0.ffn.gate.bias_vl"] = torch.randn(experts)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    expected(name, decoded)
+    expected(f"{name}.fp8", beside)
+
+
+DEEPSEEK = {
+    "hidden_act": "silu", "num_experts_per_tok": 2, "n_routed_experts": 3, "n_shared_experts": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "swiglu_limit": 10.0,
+    "expert_dtype": "fp4",
+}
+
+
+def deepseek_v4():
+    """A layer whose experts a table chooses and one with a correction, FP8 in blocks of 128."""
+    deepseek("deepseek_v4", {
+        **DEEPSEEK, "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "num_hidden_layers": 2,
+        "hidden_size": 64, "moe_intermediate_size": 32, "num_hash_layers": 1, "vocab_size": 32,
+        "quantization_config": {
+            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0",
+            "weight_block_size": [128, 128],
+        },
+    }, (64, 32), 128, [True, False])
+
+
+def deepseek_v41():
+    """FP8 in blocks of 32, and a correction of its own for tokens of images."""
+    deepseek("deepseek_v41", {
+        "architectures": ["DeepseekV41ForCausalLM"], "model_type": "deepseek_v41",
+        "text_config": {
+            **DEEPSEEK, "num_hidden_layers": 1, "hidden_size": 64, "moe_intermediate_size": 32, "vocab_size": 32,
+        },
+        "vision_config": {},
+        "quantization_config": {
+            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0",
+            "weight_block_size": [32, 32],
+        },
+    }, (64, 32), 32, [False])
+
+
 # GGUF
 
 
@@ -398,7 +486,7 @@ def torchao():
 
 MODELS = [
     modelopt_qwen3_moe, modelopt_llama4, modelopt_awq, compressed_tensors_mixtral, compressed_tensors_mxfp4, gpt_oss,
-    gguf_moe, torchao,
+    deepseek_v4, deepseek_v41, gguf_moe, torchao,
 ]
 
 if __name__ == "__main__":

@@ -153,18 +153,97 @@ fn a_router_brings_its_correction_and_the_declared_rule() {
 
 #[test]
 fn rules_are_told_by_the_kind_of_model_and_others_are_not_guessed() {
+    const SIGMOID: RoutingRule = RoutingRule { score: Score::Sigmoid, renormalise: true, scaling: 1.8, ..PLAIN };
+    let grouped = RoutingRule { groups: Some([2, 1]), ..SIGMOID };
+    let root = RoutingRule { score: Score::SqrtSoftplus, scaling: 1.5, ..SIGMOID };
     for (kind, more, expected) in [
         ("mixtral", "", Some(RoutingRule { renormalise: true, ..PLAIN })),
         ("qwen3_moe", r#", "norm_topk_prob": true"#, Some(RoutingRule { renormalise: true, ..PLAIN })),
         ("gpt_oss", "", Some(RoutingRule { score: Score::SoftmaxOfChosen, ..PLAIN })),
         ("llama4_text", "", Some(RoutingRule { score: Score::SigmoidOnInput, ..PLAIN })),
         ("glm4_moe", "", Some(RoutingRule { score: Score::Sigmoid, renormalise: true, ..PLAIN })),
+        ("glm4_moe_lite", r#", "routed_scaling_factor": 1.8"#, Some(SIGMOID)),
+        ("glm_moe_dsa", r#", "routed_scaling_factor": 1.8, "n_group": 1, "topk_group": 1"#, Some(SIGMOID)),
+        ("deepseek_v32", r#", "routed_scaling_factor": 1.8, "n_group": 2, "topk_group": 1"#, Some(grouped)),
+        ("minimax_m3_vl", r#", "routed_scaling_factor": 1.8, "scoring_func": "sigmoid""#, Some(SIGMOID)),
+        ("minimax_m3_vl", "", None),
+        ("deepseek_v3", "", None),
         ("deepseek_v3", r#", "scoring_func": "sqrtsoftplus""#, None),
+        ("deepseek_v4", r#", "routed_scaling_factor": 1.5"#, Some(root)),
+        ("deepseek_v4", r#", "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus""#, Some(root)),
+        ("deepseek_v4", r#", "routed_scaling_factor": 1.5, "scoring_func": "sigmoid""#, None),
+        ("deepseek_v4", r#", "routed_scaling_factor": 1.5, "norm_topk_prob": false"#, None),
+        ("deepseek_v4", r#", "routed_scaling_factor": 1.5, "n_group": 8"#, None),
+        ("deepseek_v4", "", None),
         ("somebody_s", "", None),
     ] {
         let config = format!(r#"{{"model_type": "{kind}", "num_experts_per_tok": 2{more}}}"#);
         read(&config, &deepseek(), |layer| assert_eq!(layer.router.unwrap().rule, expected, "{kind}")).unwrap();
     }
+}
+
+#[test]
+fn a_layer_of_deepseek_v4_has_a_table_or_a_correction_that_is_named_a_bias() {
+    let model = open("deepseek_v4");
+    let stored = File::open(data("deepseek_v4/model.safetensors")).unwrap();
+    let rule = Some(RoutingRule { score: Score::SqrtSoftplus, renormalise: true, scaling: 1.5, ..PLAIN });
+    let (first, second) = (model.routed_experts(0).unwrap(), model.routed_experts(1).unwrap());
+    let [first, second] = [first, second].map(|layer| (layer.experts.len(), layer.shared.len(), layer.router.unwrap()));
+    for (experts, shared, router) in [&first, &second] {
+        assert_eq!((*experts, *shared, router.rule, &router.bias), (3, 0, rule, &None));
+    }
+    let table = first.2.table.unwrap();
+    let ids = stored.tensor("layers.0.ffn.gate.tid2eid").unwrap();
+    let ids: Vec<u32> = ids.bytes.as_chunks().0.iter().map(|&id| i64::from_le_bytes(id) as u32).collect();
+    assert_eq!((table.top(), table.experts(31), table.experts(32)), (2, Some(&ids[62..]), None));
+    assert_eq!((first.2.correction, second.2.table), (None, None));
+    let bias = stored.tensor("layers.1.ffn.gate.bias").unwrap();
+    let bias: Vec<f32> = bias.bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    assert_eq!(second.2.correction, Some(bias));
+    assert!(model.feed_forward(0).unwrap_err().to_string().contains("shared_experts"), "which is FP8");
+}
+
+#[test]
+fn no_rule_covers_tokens_of_images_that_have_a_correction_of_their_own() {
+    let layer = ["gate.bias", "gate.bias_vl"].map(|name| counted(&format!("layers.0.ffn.{name}"), &[2]));
+    let tensors = [root_of_softplus(), layer.to_vec()].concat();
+    read(ROOT_OF_SOFTPLUS, &tensors, |layer| assert_eq!(layer.router.unwrap().rule, None)).unwrap();
+    let tensors = [root_of_softplus(), layer[..1].to_vec()].concat();
+    read(ROOT_OF_SOFTPLUS, &tensors, |layer| assert!(layer.router.unwrap().rule.is_some())).unwrap();
+    let router = open("deepseek_v41").routed_experts(0).unwrap().router.unwrap();
+    assert_eq!((router.rule, router.correction.map(|correction| correction.len())), (None, Some(3)));
+}
+
+const ROOT_OF_SOFTPLUS: &str =
+    r#"{"model_type": "deepseek_v4", "num_experts_per_tok": 2, "routed_scaling_factor": 1.5}"#;
+
+/// Two experts and a router by DeepSeek's own names, without what chooses.
+fn root_of_softplus() -> Vec<Tensor<'static>> {
+    let mut tensors = [mlp("layers.0.ffn.experts.0"), mlp("layers.0.ffn.experts.1")].concat();
+    tensors.push(counted("layers.0.ffn.gate.weight", &[2, K]));
+    tensors
+}
+
+#[test]
+fn a_table_that_chooses_no_experts_is_refused() {
+    let table = |dtype, shape: &[usize], bytes: &[u8]| {
+        Tensor::from_bytes("layers.0.ffn.gate.tid2eid", dtype, shape, bytes.to_vec())
+    };
+    let one = |id: i32| [id, 0].map(i32::to_le_bytes).concat();
+    for (tensor, sentence) in [
+        (None, "neither a bias nor a tid2eid"),
+        (Some(table(Dtype::I32, &[1, 2], &one(2))), "names an expert that is none of 2"),
+        (Some(table(Dtype::I32, &[1, 2], &one(-1))), "names an expert that is none of 2"),
+        (Some(table(Dtype::I32, &[2, 1], &one(1))), "has 1 experts per token, and 2 are declared"),
+        (Some(table(Dtype::I32, &[1, 2, 1], &one(1))), "[vocabulary, experts per token]"),
+        (Some(table(Dtype::U8, &[1, 2], &[1, 0])), "type U8, where I32 or I64"),
+    ] {
+        let tensors: Vec<Tensor<'_>> = root_of_softplus().into_iter().chain(tensor).collect();
+        let error = read(ROOT_OF_SOFTPLUS, &tensors, |_| ()).unwrap_err();
+        assert!(error.contains(sentence) && error.contains("layers.0.ffn.gate"), "{error}");
+    }
+    let right = root_of_softplus().into_iter().chain([table(Dtype::I32, &[1, 2], &one(1))]).collect::<Vec<_>>();
+    read(ROOT_OF_SOFTPLUS, &right, |layer| assert!(layer.router.unwrap().table.is_some())).unwrap();
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! FP8 weights as ModelOpt, compressed-tensors and DeepSeek store them: told apart by type and shape, or refused.
 
+use std::path::Path;
+
 use half::bf16;
 use hammerhead_format::checkpoint::Checkpoint;
-use hammerhead_format::tensors::{self, Dtype, Tensor};
+use hammerhead_format::tensors::{self, Dtype, File, Tensor};
 use hammerhead_format::{Fp8Scales, Result};
 use tempfile::TempDir;
 
@@ -27,6 +29,10 @@ fn scales_of_every_layout_reach_their_elements() {
     let halves = Tensor::from_bf16("m.weight_scale", [200, 1], vec![bf16::from_f32(0.5); 200]);
     let blocks = numbers("m.weight_scale_inv", &[2, 3], vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let exponents = Tensor::from_bytes("m.weight_scale", Dtype::U8, [200, 9], vec![126; 200 * 9]);
+    let powers = |dtype, name: &str, shape: [usize; 2]| {
+        let bytes: Vec<u8> = (0..shape.iter().product()).map(|at: usize| 120 + (at % 11) as u8).collect();
+        Tensor::from_bytes(format!("m.{name}"), dtype, shape, bytes)
+    };
     let cases = [
         (numbers("m.weight_scale", &[], vec![0.25]), [0.25, 0.25], "one for the matrix, without a shape"),
         (numbers("m.weight_scale", &[1], vec![0.25]), [0.25, 0.25], "one for the matrix"),
@@ -34,6 +40,8 @@ fn scales_of_every_layout_reach_their_elements() {
         (halves, [0.5, 0.5], "one per row, as a column of bf16"),
         (blocks, [1.0, 6.0], "blocks of 128, of which the last are smaller"),
         (exponents, [0.5, 0.5], "MXFP8"),
+        (powers(Dtype::F8_E8M0, "scale", [2, 3]), [2f32.powi(-7), 0.25], "blocks of 128, whose scales are exponents"),
+        (powers(Dtype::U8, "weight_scale_inv", [25, 9]), [2f32.powi(-7), 0.125], "blocks of 8 by 32"),
     ];
     for (scale, [first, last], what) in cases {
         let folder = tempfile::tempdir().unwrap();
@@ -43,6 +51,25 @@ fn scales_of_every_layout_reach_their_elements() {
         let values = linear.matrix.dequantize();
         assert_eq!([values[0], values[200 * 288 - 1]], [first, last], "{what}");
         assert_eq!(linear.bias.unwrap()[7], 7.0);
+    }
+}
+
+#[test]
+fn what_stands_beside_deepseek_s_experts_is_decoded_as_transformers_decodes_it() {
+    for (name, side) in [("deepseek_v4", 128), ("deepseek_v41", 32)] {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let model = Checkpoint::open_by_name(data.join(name)).unwrap();
+        let expected = File::open(data.join(format!("{name}.fp8.expected.safetensors"))).unwrap();
+        assert!(expected.contains("layers.0.attn.wq_a.weight"));
+        for weight in expected.names() {
+            let theirs = expected.tensor(weight).unwrap();
+            let theirs = theirs.bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+            let matrix = model.fp8(weight.strip_suffix(".weight").unwrap()).unwrap().matrix;
+            if weight.contains("attn") {
+                assert!(matches!(matrix.scales(), Fp8Scales::Blocks { block, .. } if *block == [side; 2]), "{name}");
+            }
+            assert!(matrix.dequantize().into_iter().eq(theirs), "{weight}: powers of two round nothing");
+        }
     }
 }
 
@@ -65,11 +92,13 @@ fn what_does_not_belong_together_is_refused_in_one_line() {
     let short = Tensor::from_f32("m.bias", [3], vec![0.0; 3]);
     let double = vec![scale(&[1]), Tensor::from_f32("m.weight_scale_inv", [1], vec![1.0])];
     for (found, sentence) in [
-        (refusal([64, 64], vec![]), "no single weight_scale or weight_scale_inv"),
-        (refusal([64, 64], double), "no single weight_scale or weight_scale_inv"),
+        (refusal([64, 64], vec![]), "no single weight_scale, weight_scale_inv or scale"),
+        (refusal([64, 64], double), "no single weight_scale, weight_scale_inv or scale"),
         (refusal([64, 64], vec![scale(&[63])]), "does not scale a weight of shape [64, 64]"),
         (refusal([64, 64], vec![scale(&[3, 1])]), "neither blocks of 128 nor any others fill it"),
-        (refusal([64, 64], vec![exponents([64, 4], 127)]), "exponents of MXFP8 are [N, K/32]"),
+        (refusal([64, 64], vec![exponents([64, 3], 127)]), "neither blocks of 128 nor any others fill it"),
+        (refusal([64, 64], vec![exponents([64, 4], 127)]), "blocks of 1 rows and 16 columns"),
+        (refusal([64, 64], vec![exponents([1, 2], 255)]), "scale 0 of an FP8 matrix is NaN"),
         (refusal([64, 64], vec![exponents([64, 2], 255)]), "scale 0 of an FP8 matrix is NaN"),
         (refusal([64, 56], vec![scale(&[1])]), "K is 56"),
         (refusal([64, 64], vec![scale(&[1]), short]), "it has shape [3], where [64] finite numbers are expected"),

@@ -145,6 +145,24 @@ fn mxfp4_of_compressed_tensors_is_widened_exactly() {
 }
 
 #[test]
+fn deepseek_s_experts_are_found_by_its_own_names_and_types() {
+    let model = open("deepseek_v4");
+    assert_decodes_as_expected(&model, &data("deepseek_v4.expected.safetensors"));
+    assert_eq!((model.tower(), model.layers().len()), ("layers", 2));
+    let layer = &model.layers()[0];
+    let content = Content::Quantised { format: Format::DeepSeek, precision: Precision::MxFp4 };
+    assert!(layer.experts().iter().all(|pair| pair.content == content));
+    assert_eq!(layer.experts()[2].name, "layers.0.ffn.experts.2");
+    assert_eq!(layer.shared()[0].content, Content::Other("FP8 (F8_E4M3)".to_owned()));
+    assert_eq!(model.gate(), GateFunction::SiluLimited { limit: 10.0 });
+    let experts = model.experts(0).unwrap();
+    assert_eq!((experts.len(), experts[0].gate.rows(), experts[0].gate.k()), (3, 32, 64));
+    let error = model.layer(0).unwrap_err().to_string();
+    assert!(error.contains("shared_experts.w1") && error.contains("FP8"), "{error}");
+    assert_decodes_as_expected(&open("deepseek_v41"), &data("deepseek_v41.expected.safetensors"));
+}
+
+#[test]
 fn gguf_decodes_as_its_own_package_decodes_it() {
     let model = open("gguf_moe.gguf");
     assert_decodes_as_expected(&model, &data("gguf_moe.expected.safetensors"));

@@ -135,7 +135,7 @@ impl Survey {
             problem: None,
             shape: [0; 3],
             has_elements: has(&[Part::Weight, Part::Packed, Part::Qdata, Part::Blocks]),
-            has_scales: has(&[Part::BlockScale, Part::Multiplier, Part::Divisor, Part::InputScale])
+            has_scales: has(&[Part::BlockScale, Part::Exponents, Part::Multiplier, Part::Divisor, Part::InputScale])
                 || self.checkpoint.catalogue.contains_key(&format!("{}{FP8_SCALES}", parts.stem)),
             globals: Vec::new(),
             blocks: None,
