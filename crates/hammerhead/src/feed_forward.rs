@@ -32,7 +32,7 @@ pub fn expert_weights(layer: FeedForward<'_>, gate: Option<Gate>) -> Result<Expe
 }
 
 /// The router of a layer, if the model has one and its rule is known: logits are made by the caller, with
-/// [`format::checkpoint::Router::weight`] and its bias.
+/// [`format::checkpoint::Router::weight`] and its bias. Where a table chooses the experts, the router weighs them.
 pub fn router(layer: &FeedForward<'_>) -> Result<Option<Router>> {
     let Some(stored) = &layer.router else { return Ok(None) };
     let Some(RoutingRule { score, top, renormalise, groups, scaling }) = stored.rule else { return Ok(None) };
@@ -43,11 +43,15 @@ pub fn router(layer: &FeedForward<'_>) -> Result<Option<Router>> {
         (Score::Sigmoid, true) => Scoring::Sigmoid,
         (Score::Sigmoid, false) => Scoring::SigmoidPlain,
         (Score::SigmoidOnInput, _) => Scoring::SigmoidInput,
+        (Score::SqrtSoftplus, true) => Scoring::SqrtSoftplus,
         _ => return Ok(None),
     };
     let mut router = Router::new(scoring, layer.experts.len(), top)?.with_scaling(scaling)?;
     if let Some([count, best]) = groups {
         router = router.with_groups(Groups { count, best })?;
+    }
+    if stored.table.is_some() {
+        return Ok(Some(router.with_table()));
     }
     match &stored.correction {
         Some(correction) => router.with_correction(correction.clone()).map(Some),
@@ -113,6 +117,7 @@ mod tests {
 
     use format::checkpoint::Checkpoint;
     use format::{Dense, GlobalScale, Matrix};
+    use op::routing::Ids;
 
     use super::*;
 
@@ -132,6 +137,26 @@ mod tests {
         assert_eq!((weights.experts().len(), weights.gate()), (4, Gate::Silu));
         assert_eq!(weights.experts()[2].widths(), [64, 48, 64]);
         assert_eq!(weights.experts()[2].intermediate_scale(), scale);
+    }
+
+    #[test]
+    fn a_layer_with_a_table_weighs_experts_and_chooses_none() {
+        let model = model("deepseek_v4");
+        let [first, second] = [0, 1].map(|layer| model.routed_experts(layer).unwrap());
+        let [table, choice] = [&first, &second].map(|layer| router(layer).unwrap().unwrap());
+        assert_eq!((table.scoring(), table.scaling(), table.has_table()), (Scoring::SqrtSoftplus, 1.5, true));
+        let logits = [0.5f32, -1.0, 2.0];
+        assert!(table.route(&logits, 1).is_err());
+        let root = |logit: f32| f64::from(logit).exp().ln_1p().sqrt();
+        let [one, other] = [root(2.0), root(-1.0)];
+        let weights = table.weigh_chosen(&logits, Ids::I64(&[2, 1]), 1).unwrap();
+        for (found, expected) in weights.weights().iter().zip([one, other].map(|score| 1.5 * score / (one + other))) {
+            assert!((f64::from(*found) - expected).abs() < 1e-6, "{found}, not {expected}");
+        }
+        assert_eq!((choice.has_table(), choice.correction().len()), (false, 3));
+        assert_eq!(choice.route(&logits, 1).unwrap().weights().len(), 2);
+        let weights = expert_weights(first, None).unwrap();
+        assert_eq!((weights.experts().len(), weights.gate()), (3, Gate::SiluLimited { limit: 10.0 }));
     }
 
     #[test]

@@ -227,6 +227,12 @@ pub enum Error {
         top_k: usize,
     },
 
+    /// Logits for a layer whose experts they do not tell.
+    #[error(
+        "a table chooses this layer's experts by the token's number, and logits only weigh them; give ids, and the weights that the routing makes of logits for these"
+    )]
+    RoutingTable,
+
     /// Something that a routing has no use for.
     #[error(
         "{option} is given for the routing '{routing}', which has no use for it; leave it out, or route by 'sigmoid'"

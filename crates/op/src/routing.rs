@@ -17,7 +17,8 @@
 //! which they were chosen, largest first.
 //!
 //! A model may choose experts by something else than logits and still weigh them by these, as DeepSeek-V4's first
-//! layers do, which look them up by the token's number: [`Router::weigh_chosen`].
+//! layers do, which look them up by the token's number: [`Router::weigh_chosen`]. A router that says so
+//! ([`Router::with_table`]) chooses none.
 //!
 //! An id outside 0..E says that the expert is nobody's here: it is computed elsewhere (experts may be spread over
 //! machines), or not at all. It adds nothing, and its weight is not looked at.
@@ -118,6 +119,8 @@ pub struct Router {
     correction: Vec<f32>,
     groups: Option<Groups>,
     scaling: f32,
+    /// Whether a table chooses, and logits weigh.
+    table: bool,
 }
 
 impl Router {
@@ -126,7 +129,7 @@ impl Router {
         if top_k == 0 || top_k > experts {
             return Err(Error::TopK { top_k, experts });
         }
-        Ok(Self { experts, top_k, scoring, correction: Vec::new(), groups: None, scaling: 1.0 })
+        Ok(Self { experts, top_k, scoring, correction: Vec::new(), groups: None, scaling: 1.0, table: false })
     }
 
     /// The same router, with a finite number per expert that is added to its score for choosing only.
@@ -165,6 +168,21 @@ impl Router {
         Ok(Self { scaling, ..self })
     }
 
+    /// The same router for a layer whose experts a table chooses: it weighs them and refuses to choose.
+    pub fn with_table(self) -> Self {
+        Self { table: true, ..self }
+    }
+
+    /// Whether a table chooses the experts, so that logits alone do not tell them.
+    pub fn has_table(&self) -> bool {
+        self.table
+    }
+
+    /// This router, if it chooses experts.
+    pub fn choosing(&self) -> Result<&Self> {
+        if self.table { Err(Error::RoutingTable) } else { Ok(self) }
+    }
+
     /// How logits become weights.
     pub fn scoring(&self) -> Scoring {
         self.scoring
@@ -199,7 +217,7 @@ impl Router {
     /// weights, and one with a logit of +∞ does where weights are a softmax; experts are the first ones where a logit
     /// is NaN. A logit of −∞ is that of an expert that is not to be chosen.
     pub fn route(&self, logits: &[f32], tokens: usize) -> Result<Routed> {
-        self.check_logits(logits, tokens)?;
+        self.choosing()?.check_logits(logits, tokens)?;
         let (mut ids, mut weights) = (Vec::with_capacity(tokens * self.top_k), Vec::with_capacity(tokens * self.top_k));
         let mut scratch = Scratch::default();
         for logits in logits.chunks_exact(self.experts) {
@@ -535,7 +553,9 @@ mod tests {
             let ids: Vec<i64> = chosen.ids.iter().map(|&id| id.into()).collect();
             assert_eq!(router.weigh_chosen(&LOGITS, Ids::I64(&ids), 1).unwrap(), chosen, "{scoring}");
         }
-        let router = Router::new(Scoring::SqrtSoftplus, 5, 2).unwrap();
+        let router = Router::new(Scoring::SqrtSoftplus, 5, 2).unwrap().with_table();
+        let error = router.route(&LOGITS, 1).unwrap_err().to_string();
+        assert!(error.contains("a table chooses"), "{error}");
         let found = router.weigh_chosen(&[LOGITS; 2].concat(), Ids::I32(&[4, 2, 0, 1]), 2).unwrap();
         assert_eq!(found.ids, [4, 2, 0, 1]);
         let score = |x: f64| (1.0 + x.exp()).ln().sqrt();

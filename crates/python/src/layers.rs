@@ -20,6 +20,7 @@ use crate::cuda;
 use crate::dlpack::{Array, Place};
 use crate::engines::Wish;
 use crate::error::{Error, Result};
+use crate::fill_numbers;
 use crate::interrupt::computed;
 use crate::layer::{gate_of, unwritten};
 
@@ -291,10 +292,8 @@ impl FeedForward {
         let gate = gate.map(|(name, clamp)| gate_of(&name, clamp)).transpose()?;
         let (options, wish) = asked(options)?;
         py.detach(|| {
-            let mut stored = model.model.feed_forward(layer)?;
-            if !shared {
-                stored.shared.clear();
-            }
+            let model = &model.model;
+            let mut stored = if shared { model.feed_forward(layer)? } else { model.routed_experts(layer)? };
             if let Some(numbers) = &numbers {
                 let found = stored.experts.len();
                 if let Some(number) = numbers.iter().find(|number| **number >= found) {
@@ -406,6 +405,21 @@ impl FeedForward {
         }
     }
 
+    /// Writes the weights that the rule of routing gives experts which something else has chosen.
+    fn weigh(
+        &self,
+        py: Python<'_>,
+        logits: &Bound<'_, PyAny>,
+        ids: &Bound<'_, PyAny>,
+        weights: &Bound<'_, PyAny>,
+    ) -> Result<()> {
+        let (logits, ids) = (Array::borrow(logits, "router_logits", false)?, Array::borrow(ids, "ids", false)?);
+        let mut weights = Array::borrow(weights, "weights", false)?;
+        let (rule, logits, ids) = (rule(self.router.as_ref())?, logits.singles()?, ids.ids()?);
+        let routed = py.detach(|| rule.weigh_chosen(logits, ids, logits.len() / rule.experts()))?;
+        fill_numbers(&mut weights, routed.weights())
+    }
+
     /// Experts that there are, the shared one not counted; of an MLP, one.
     #[getter]
     fn count(&self) -> usize {
@@ -464,6 +478,12 @@ impl FeedForward {
     #[getter]
     fn routing(&self) -> Option<(String, usize)> {
         self.router.as_ref().map(|rule| (rule.scoring().to_string(), rule.top_k()))
+    }
+
+    /// Whether a table chooses the experts, and the routing weighs them.
+    #[getter]
+    fn has_table(&self) -> bool {
+        self.router.as_ref().is_some_and(Router::has_table)
     }
 
     /// The width of tokens, of the intermediate and of results.

@@ -1,6 +1,8 @@
 """What the tests compare with: NVFP4 decoded from its definition and the operation in float64, sharing no code with
 ours."""
 
+import json
+
 import numpy as np
 
 import hammerhead
@@ -16,6 +18,19 @@ def e4m3(byte):
 
 
 E4M3 = np.array([e4m3(byte) for byte in range(256)])
+
+
+def f32_tensors(path):
+    """The float32 tensors of a safetensors file."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            tensors[name] = np.frombuffer(data[start:end], dtype="<f4").reshape(entry["shape"])
+    return tensors
 
 
 def decode(matrix):

@@ -12,25 +12,10 @@ from hammerhead import Checkpoint, DualWeights
 DATA = Path(__file__).parents[2] / "format" / "tests" / "data"
 
 
-def f32_tensors(path):
-    """The float32 tensors of a safetensors file."""
-    import json
-
-    raw = path.read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    header, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
-    tensors = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            start, end = entry["data_offsets"]
-            tensors[name] = np.frombuffer(data[start:end], dtype="<f4").reshape(entry["shape"])
-    return tensors
-
-
 @pytest.mark.parametrize("name", ["modelopt_dense", "compressed_tensors_dense"])
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_layer_computes_with_the_weights_that_its_writer_sees(rng, name, opened):
-    truth = f32_tensors(DATA / f"{name}.expected.safetensors")
+    truth = reference.f32_tensors(DATA / f"{name}.expected.safetensors")
     b1, b2 = (truth[f"model.layers.0.mlp.{part}_proj.weight"].astype(np.float64) for part in ("gate", "up"))
     path = DATA / name
     weights = DualWeights.from_checkpoint(Checkpoint(path) if opened else path, 0)
@@ -41,7 +26,7 @@ def test_a_layer_computes_with_the_weights_that_its_writer_sees(rng, name, opene
 
 
 def test_tokens_are_multiplied_with_the_vector_that_awq_leaves(rng):
-    truth = f32_tensors(DATA / "modelopt_awq.expected.safetensors")
+    truth = reference.f32_tensors(DATA / "modelopt_awq.expected.safetensors")
     b1, b2 = (truth[f"model.layers.0.mlp.experts.1.{part}_proj.weight"].astype(np.float64) for part in ("gate", "up"))
     weights = DualWeights.from_checkpoint(DATA / "modelopt_awq", 0, [1])
     scale = np.array(weights.input_scales[0])

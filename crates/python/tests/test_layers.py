@@ -310,6 +310,62 @@ def test_roots_of_softplus_route_as_deepseek_v4_does(arrays, x, rng):
     close(layer(x, logits.numpy()), layer(x, ids.numpy(), weights.numpy()).astype("f8"), 1e-5)
 
 
+def test_experts_of_a_table_are_weighed_as_deepseek_v4_weighs_them(arrays, x, rng):
+    torch = pytest.importorskip("torch")
+    deepseek = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    from transformers import DeepseekV4Config
+
+    config = DeepseekV4Config(
+        hidden_size=K, num_local_experts=E, num_experts_per_tok=3, routed_scaling_factor=1.5, vocab_size=11
+    )
+    router = deepseek.DeepseekV4HashRouter(config)
+    with torch.no_grad():
+        router.weight.copy_(torch.from_numpy(rng.standard_normal((E, K)).astype("f4")))
+        router.tid2eid.copy_(torch.from_numpy(np.stack([rng.permutation(E)[:3] for _ in range(11)])))
+        logits, weights, ids = router(torch.from_numpy(x), torch.arange(len(x)))
+    layer = Experts.from_arrays(*arrays, routing="sqrt-softplus", top_k=3, scaling=1.5)
+    torch.testing.assert_close(layer.weigh(logits, ids), weights, rtol=1e-6, atol=0)
+    found = layer.weigh(logits.numpy(), ids.numpy().astype("i4"))
+    np.testing.assert_allclose(found, weights.numpy(), rtol=1e-6)
+    assert found.dtype == np.float32 and layer(x, ids.numpy(), found).shape == x.shape
+    for match, call in [
+        (r"\[7, 'top_k'\] is expected", lambda: layer.weigh(logits.numpy(), ids.numpy()[:3])),
+        ("ids and weights|ids", lambda: layer.weigh(logits.numpy(), ids.numpy()[:, :2])),
+        ("none of them", lambda: layer.weigh(logits.numpy(), np.full((7, 3), E))),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
+def test_a_layer_with_a_table_of_deepseek_v4_s_files_takes_ids(tmp_path, rng):
+    stored = reference.f32_tensors(DATA / "deepseek_v4.expected.safetensors")
+    with pytest.raises(ValueError, match=r"shared_experts\.w1.*FP8"):
+        Experts.from_checkpoint(DATA / "deepseek_v4", 0)
+    layer = Experts.from_checkpoint(DATA / "deepseek_v4", 0, shared=False)
+    assert (layer.routing, layer.has_table, layer.num_experts) == (("sqrt-softplus", 2), True, 3)
+    x, logits = (rng.standard_normal((4, side), dtype=np.float32) for side in (64, 3))
+    ids = np.array([[0, 1], [2, 0], [1, 2], [2, 1]])
+    weights = layer.weigh(logits, ids)
+    found = layer(x, ids, weights)
+    for row, (chosen, by) in enumerate(zip(ids, weights.astype("f8"))):
+        sums = 0
+        for expert, weight in zip(chosen, by):
+            w1, w2, w3 = (stored[f"layers.0.ffn.experts.{expert}.{name}.weight"].astype("f8") for name in ("w1", "w2", "w3"))
+            gate, up = np.minimum(w1 @ x[row], 10), np.clip(w3 @ x[row], -10, 10)
+            sums += weight * (w2 @ (gate / (1 + np.exp(-gate)) * up))
+        np.testing.assert_allclose(found[row], sums, rtol=1e-4, atol=1e-5 * np.abs(sums).max())
+    layer.save(tmp_path / "layer.packed")
+    for one in (layer, Experts.load(tmp_path / "layer.packed"), copy.deepcopy(layer)):
+        with pytest.raises(ValueError, match="a table chooses this layer's experts"):
+            one(x, logits)
+    beside = reference.f32_tensors(DATA / "deepseek_v4.fp8.expected.safetensors")
+    for name in ("layers.0.attn.wq_a", "layers.0.ffn.shared_experts.w3"):
+        linear = hammerhead.Fp8Linear.from_checkpoint(DATA / "deepseek_v4", name)
+        close(linear(x), x.astype("f8") @ beside[f"{name}.weight"].T)
+    chosen = Experts.from_checkpoint(DATA / "deepseek_v4", 1, shared=False)
+    assert not chosen.has_table and chosen(x, logits).shape == x.shape
+
+
 def test_packed_layers_come_back_from_their_files(tmp_path, matrices, arrays, x, logits):
     [s1, s2], [down] = matrices(2, 80, K), matrices(1, K, 80)
     options = {"routing": "sigmoid", "correction": np.arange(E) / 8, "scaling": 2.5, "top_k": 2, "gate": "gelu-tanh"}

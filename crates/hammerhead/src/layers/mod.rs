@@ -538,7 +538,7 @@ impl Experts {
     /// Whether a routing chooses among this layer's experts.
     fn check_routing(&self, routing: &DeviceRouting<'_>) -> Result<()> {
         let choosable = match routing {
-            DeviceRouting::Logits { router, .. } => router.experts(),
+            DeviceRouting::Logits { router, .. } => router.choosing()?.experts(),
             DeviceRouting::Given { .. } => self.count(),
             DeviceRouting::Everyone => 1,
         };

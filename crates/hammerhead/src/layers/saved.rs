@@ -37,7 +37,7 @@ const WEIGHTS_MAGIC: [u8; 8] = *b"HMRHWGTS";
 /// What errors call bytes that are not in a file.
 pub(super) const BYTES: &str = "bytes of a packed layer";
 /// The version of the layout. A change of the packed form or of the description is another version.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// Magic, version, length of the description and its checksum.
 const HEAD: usize = 32;
 /// What parts begin at multiples of: pages, so that they lie as memory of our own does.
@@ -143,6 +143,7 @@ struct StoredRouter {
     correction: Vec<f32>,
     groups: Option<[usize; 2]>,
     scaling: f32,
+    table: bool,
 }
 
 impl TryFrom<Scaling> for StoredScaling {
@@ -221,6 +222,7 @@ fn described<'a>(written: &Written<'a>, team: &Team) -> Result<(Parts<'a>, Descr
         correction: router.correction().to_vec(),
         groups: router.groups().map(|groups| [groups.count, groups.best]),
         scaling: router.scaling(),
+        table: router.has_table(),
     });
     let (layout, gate) = (cpu::LAYOUT.to_owned(), written.stack.layers().0.gate().to_string());
     let spans = parts.spans(team);
@@ -422,8 +424,11 @@ fn describe<D: DeserializeOwned>(magic: [u8; 8], file: &[u8]) -> Result<(D, usiz
 }
 
 fn router(stored: StoredRouter) -> Result<Router> {
-    let StoredRouter { scoring, experts, top_k, correction, groups, scaling } = stored;
+    let StoredRouter { scoring, experts, top_k, correction, groups, scaling, table } = stored;
     let mut router = Router::new(scoring.parse()?, experts, top_k)?.with_scaling(scaling)?;
+    if table {
+        router = router.with_table();
+    }
     if let Some([count, best]) = groups {
         router = router.with_groups(Groups { count, best })?;
     }

@@ -551,6 +551,28 @@ class Experts(FeedForward):
         given."""
         return self._layer.routing
 
+    @property
+    def has_table(self) -> bool:
+        """Whether a table chooses the experts by the token's number (DeepSeek-V4's first layers), so that calls need
+        ``ids``, and :meth:`weigh` makes their weights."""
+        return self._layer.has_table
+
+    def weigh(self, router_logits: A, ids: A) -> A:
+        """The weights that the layer's routing gives experts which something else has chosen: ``router_logits`` of
+        tokens, ``[..., experts]``, and ``ids``, int32 or int64 ``[..., top_k]``, make float32 ``[..., top_k]``, with
+        which the layer is called: ``layer(x, ids, layer.weigh(router_logits, ids))``. Both lie in the CPU's memory."""
+        library = library_of(router_logits, "router_logits")
+        if library_of(ids, "ids") is not library:
+            raise TypeError("ids: it must come from the same library as router_logits")
+        [logits] = self._routing(library, (router_logits,), False)
+        expect_element(ids, library, IDS, "ids")
+        if tuple(ids.shape[:-1]) != tuple(router_logits.shape[:-1]):
+            expected = f"{[*router_logits.shape[:-1], 'top_k']} is expected, as router_logits has tokens"
+            raise ValueError(f"ids: its shape is {list(ids.shape)}, where {expected}")
+        weights = library.empty(router_logits, tuple(ids.shape), "float32")
+        self._layer.weigh(logits, library.lendable(ids), library.writable(weights))
+        return weights
+
     @overload
     def __call__(
         self,
@@ -595,7 +617,7 @@ class Experts(FeedForward):
         """Computes tokens ``[..., k]``, of the type of ``x`` unless ``dtype`` or ``out`` says otherwise.
 
         Either with ``router_logits``, ``[..., experts]`` in float32 (or 16 bits, which are widened), for a layer that
-        knows its routing; or with ``ids``, int32 or int64 ``[..., k]``, and ``weights`` of the same shape. An id
+        knows its routing and has no table (:attr:`has_table`); or with ``ids``, int32 or int64 ``[..., k]``, and ``weights`` of the same shape. An id
         outside of the layer's experts adds nothing, and its weight is not looked at. With ``weights_on_input`` weights
         multiply tokens instead of results (Llama-4).
 

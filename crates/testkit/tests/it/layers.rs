@@ -584,6 +584,10 @@ fn comes_back(model: &Model) {
         .unwrap()
         .save(&writer, &path, Some(&instance.router))
         .unwrap();
+    let (table, other) = (instance.router.clone().with_table(), folder.path().join("table.packed"));
+    let packed = Experts::new(&writer, &weights, LayerOptions::default()).unwrap();
+    packed.save(&writer, &other, Some(&table)).unwrap();
+    assert_eq!(Experts::open(&writer, &other, LayerOptions::default()).unwrap().1, Some(table));
     for backend in available() {
         // Quantised values are not multiplied with input scales.
         for intermediate in [Intermediate::Tokens, Intermediate::F32] {
