@@ -21,7 +21,7 @@ CLASSES = {
     ("Qwen2_5_VLForConditionalGeneration", "modelopt"): "towers with names of their own, and an image",
 }
 MADE = [
-    "llava-text-only", "bart-decoder-only", "falcon-h1-multipliers", "gemma3n-sparsity", "longcat-zero-experts", "llama4-stacked", "mixed-fp8-modelopt",
+    "llava-text-only", "bart-decoder-only", "falcon-h1-multipliers", "gemma3n-sparsity", "longcat-zero-experts", "llama4-stacked", "deepseek-v4-own", "mixed-fp8-modelopt",
     "phi3-fused", "tied-embeddings", "quantised-head", "awq-experts", "awq-dense", "biases-compressed", "kv-cache-scales", "mixtral-one-expert-kept",
 ]  # fmt: skip
 

@@ -634,6 +634,19 @@ def test_whole_layers_take_a_budget_in_order():
     assert shared_in_order(layers, 0) == dict.fromkeys(layers, 0)
 
 
+@pytest.mark.parametrize(("experts", "is_ours"), [("fp4", True), ("fp8", False), (None, False)])
+def test_of_models_that_declare_fp8_those_with_4_bit_experts_are_ours(experts, is_ours):
+    pytest.importorskip("transformers.models.deepseek_v4")
+    from transformers import AutoConfig, modeling_utils
+
+    declared = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    told = {} if experts is None else {"expert_dtype": experts}
+    config = AutoConfig.for_model("deepseek_v4", quantization_config=declared, **told)
+    quantizer, config, _ = modeling_utils.get_hf_quantizer(config, None, "cpu", True, {})
+    assert (type(quantizer).__name__ == "NvFp4Quantizer") == is_ours
+    assert config.quantization_config.to_dict()["quant_method"] == "fp8"
+
+
 def test_fp8_is_asked_for_by_the_user_and_never_by_a_file(tmp_path):
     with pytest.raises(ValueError, match="ask for exact"):
         loaded(DATA / "modelopt_llama", quantization_config=hammerhead.transformers.NvFp4Config(precision="fp8"))

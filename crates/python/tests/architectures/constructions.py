@@ -80,6 +80,27 @@ def mxfp4(written, config, files):
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
 
 
+def deepseek(written, config, files):
+    """DeepSeek-V4's own layout: experts in MXFP4, other matrices in FP8 by blocks of 128, powers of two for scales."""
+    for stem in written.quantised:
+        dropped(written, stem)
+        weight = files[f"{stem}.weight"]
+        if ".experts." in stem:
+            blocks, scales, expanded = checkpoints.mxfp4(weight)
+            codes = blocks.flatten(1).view(torch.int8)
+        else:
+            tiles = torch.nn.functional.max_pool2d(weight.abs()[None], 128, ceil_mode=True)[0]
+            exponents = torch.ceil(torch.log2(tiles / 448)).int()
+            units = torch.exp2(exponents.float()).repeat_interleave(128, 0).repeat_interleave(128, 1)
+            units = units[: weight.shape[0], : weight.shape[1]]
+            codes, scales = (weight / units).to(torch.float8_e4m3fn), (exponents + 127).to(torch.uint8)
+            expanded = codes.float() * units
+        written.tensors[f"{stem}.weight"], written.tensors[f"{stem}.scale"] = codes, scales.view(torch.float8_e8m0fnu)
+        written.expanded[f"{stem}.weight"] = expanded
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    config["expert_dtype"] = "fp4"
+
+
 def awq(pattern):
     """Weights that tokens are multiplied with a vector before; gate and up share theirs."""
 
@@ -133,6 +154,7 @@ CONSTRUCTIONS = {
     "nemotron-h-relu2": ("NemotronHForCausalLM", "modelopt", {}, "experts without a gate, with the square of ReLU"),
     "gpt-oss-mxfp4": ("GptOssForCausalLM", "modelopt", {"chosen": named("experts"), "rewrite": mxfp4}, "blocks of 32, rows of gate and up in turn, biases, a limit"),
     "deepseek-v3-mtp": ("DeepseekV3ForCausalLM", "modelopt", {"rewrite": mtp_layer}, "a layer in the files that the model does not have"),
+    "deepseek-v4-own": ("DeepseekV4ForCausalLM", "modelopt", {"fields": {"moe_intermediate_size": 64}, "chosen": named(r"ffn\.(shared_)?experts|attn\.w(q_a|q_b|kv|o_a|o_b)\."), "rewrite": deepseek}, "the files that DeepSeek publishes: MXFP4 experts, FP8 beside them"),
     "mixed-fp8-modelopt": ("LlamaForCausalLM", "modelopt", {"rewrite": mixed_modelopt}, "FP8 attention beside NVFP4 MLPs, one scale per matrix"),
     "mixed-fp8-compressed": ("LlamaForCausalLM", "compressed", {"rewrite": mixed_compressed}, "FP8 attention beside NVFP4 MLPs, one scale per row"),
     "hf-quant-config": ("LlamaForCausalLM", "modelopt", {"rewrite": only_hf_quant_config}, "config.json says nothing"),

@@ -21,7 +21,7 @@ from hammerhead import Checkpoint
 from hammerhead._fp8 import block_side
 
 _FP8 = ("F8_E4M3", "F8_E5M2")
-_FP8_SCALES = ("weight_scale", "weight_scale_inv")
+_FP8_SCALES = ("weight_scale", "weight_scale_inv", "scale")
 _BESIDE_FP8 = (*_FP8_SCALES, "input_scale", "input_global_scale")
 
 
@@ -127,10 +127,10 @@ class Files:
         scales = [f"{stem}.{scale}" for scale in _FP8_SCALES if f"{stem}.{scale}" in self.element]
         if len(scales) != 1:
             raise ValueError(
-                f"{name} is FP8, and has {len(scales)} scales beside it where one is expected (weight_scale or weight_scale_inv): fetch the missing part"
+                f"{name} is FP8, and has {len(scales)} scales beside it where one is expected (weight_scale, weight_scale_inv or scale): fetch the missing part"
             )
         scale = self.tensor(scales[0])
-        # A power of two by its exponent is how MXFP8 stores scales.
+        # A power of two by its exponent is how MXFP8 and DeepSeek-V4 store scales.
         scale = torch.exp2(scale.float() - 127) if scale.dtype == torch.uint8 else scale.float()
         if scale.numel() == 1:
             return weight * scale.reshape(())

@@ -17,6 +17,8 @@ from hammerhead.transformers._quantizer import MODELOPT, NvFp4Config, NvFp4Quant
 
 COMPRESSED = "compressed-tensors"
 MXFP4 = "mxfp4"
+FP8 = "fp8"
+FP4 = "fp4"
 OURS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 """The formats of compressed-tensors that are 4-bit floats in blocks."""
 
@@ -81,8 +83,15 @@ def declared_beside(config: Any) -> dict[str, Any] | None:
     return {**declared, "quant_method": MODELOPT} if "NVFP4" in algorithm or algorithm == "MIXED_PRECISION" else None
 
 
+def with_experts(config: Any) -> Any:
+    """What a model declares of its quantisation, with the type of 4-bit experts, which DeepSeek-V4 declares elsewhere."""
+    declared = getattr(config, "quantization_config", None)
+    is_fp8 = isinstance(declared, dict) and declared.get("quant_method") == FP8
+    return {**declared, "expert_dtype": FP4} if is_fp8 and getattr(config, "expert_dtype", None) == FP4 else declared
+
+
 def _finding_quantizers(original: Any) -> Any:
-    """Looks beside ``config.json``, too, and keeps what the user says about checks."""
+    """Looks elsewhere in ``config.json``, and beside it, and keeps what the user says about checks."""
 
     @wraps(original)
     def get_hf_quantizer(config: Any, quantization_config: Any, *arguments: Any, **named: Any) -> Any:
@@ -90,6 +99,8 @@ def _finding_quantizers(original: Any) -> Any:
             declared = declared_beside(config)
             if declared is not None:
                 config.quantization_config = declared
+        elif quantization_config is None or isinstance(quantization_config, NvFp4Config):
+            config.quantization_config = with_experts(config)
         found = original(config, quantization_config, *arguments, **named)
         if isinstance(found[0], NvFp4Quantizer) and isinstance(quantization_config, NvFp4Config):
             found[0].quantization_config.ask_as(quantization_config)
@@ -117,7 +128,11 @@ def register_quantizers() -> None:
     if configs.get(MODELOPT) is _ModelOpt:
         return
     configs[MODELOPT], quantizers[MODELOPT] = _ModelOpt, NvFp4Quantizer
-    takers = {COMPRESSED: is_ours, MXFP4: lambda config: not config.get("dequantize")}
+    takers = {
+        COMPRESSED: is_ours,
+        MXFP4: lambda config: not config.get("dequantize"),
+        FP8: lambda config: config.get("expert_dtype") == FP4,
+    }
     for method, takes in takers.items():
         configs[method] = _configurations(configs[method], takes)
         quantizers[method] = _quantizers(quantizers[method])
