@@ -1,9 +1,11 @@
 //! What a call costs beside the computation: `host_time [backend]`.
 //!
 //! Layers of 1 to 256 groups, and tokens whose numbers differ in every call, in every group and in eight of them. The
-//! engine computes on one thread of the caller's, which clocks the products: what is left of a call is what planning,
-//! checking, preparing tokens and handing out takes. Prints both, in microseconds per call into memory of the caller's.
-//! Then one token in layers of 8 to 256 experts, of which it has eight, others in every call.
+//! engine computes on sixteen threads, whose calls the caller's makes one after another, and clocks: what is left of a
+//! call is what planning, checking, preparing tokens and handing out takes. Prints both, in microseconds per call into
+//! memory of the caller's. Then one token in layers of 8 to 256 experts, of which it has eight, others in every
+//! call. The last has experts of Qwen3-30B's sizes: several ways are worth weighing, and caches are cold after each
+//! product.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,7 @@ use hammerhead::{
 const N: usize = 16;
 const K: usize = 64;
 const CALLS: usize = 400;
+const THREADS: usize = 16;
 
 /// Numbers of tokens of a call: every call another list, from 1 to 3 in as many groups as are active.
 fn counts(groups: usize, active: usize, call: usize) -> Vec<usize> {
@@ -27,18 +30,18 @@ fn counts(groups: usize, active: usize, call: usize) -> Vec<usize> {
         .collect()
 }
 
-/// The calling thread, and the nanoseconds that it has computed for.
+/// The calling thread in place of all, and the nanoseconds that it has computed for.
 #[derive(Clone, Debug, Default)]
 struct Clocked(Arc<AtomicU64>);
 
 impl Workers for Clocked {
     fn count(&self) -> usize {
-        1
+        THREADS
     }
 
     fn run(&self, work: &(dyn Fn() + Sync)) {
         let clock = Instant::now();
-        work();
+        (0..THREADS).for_each(|_| work());
         self.0.fetch_add(clock.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 }
@@ -58,13 +61,13 @@ fn main() -> Result<()> {
 }
 
 fn layers(engine: &Engine, computing: &Clocked) -> Result<()> {
-    for count in [8, 32, 128, 256] {
+    for (count, n, k) in [(8, N, K), (32, N, K), (128, N, K), (256, N, K), (128, 768, 2048)] {
         let matrix = |n, k| Matrix::new(n, k, vec![0x22; n * k / 2], vec![0x38; n * k / 16], 1.0);
-        let expert = || MlpWeights::new(Weights::gated(matrix(N, K)?, matrix(N, K)?)?, Weights::plain(matrix(K, N)?));
+        let expert = || MlpWeights::new(Weights::gated(matrix(n, k)?, matrix(n, k)?)?, Weights::plain(matrix(k, n)?));
         let experts = (0..count).map(|_| expert()).collect::<Result<Vec<MlpWeights<'static>>>>()?;
         let layer = Experts::new(engine, &ExpertWeights::new(experts, Gate::Silu)?, LayerOptions::default())?;
-        let token = Dense::new(1, K, vec![half::bf16::ONE; K], 1.0)?;
-        let mut result = vec![0f32; K];
+        let token = Dense::new(1, k, vec![half::bf16::ONE; k], 1.0)?;
+        let mut result = vec![0f32; k];
         let (mut beside, mut products) = (Vec::new(), Vec::new());
         for call in 0..CALLS {
             let ids: Vec<i32> = (0..8).map(|j| ((call + j * count / 8) % count) as i32).collect();
@@ -78,7 +81,7 @@ fn layers(engine: &Engine, computing: &Clocked) -> Result<()> {
         }
         let [median, tenth, nine] = spread(beside.split_off(CALLS / 4));
         println!(
-            "{count:>4} experts, one token: beside the threads' work {median:6.1} µs (tenth {tenth:.1}, nine tenths {nine:.1}); that {:.1} µs",
+            "{count:>4} experts of {k}→{n}→{k}, one token: beside the threads' work {median:6.1} µs (tenth {tenth:.1}, nine tenths {nine:.1}); that {:.1} µs",
             spread(products.split_off(CALLS / 4))[0],
         );
     }
