@@ -234,12 +234,13 @@ impl Choose for Planner {
 
 /// How many of the ways that are best for a kind, whose representative this is a plan for, are weighed again for each
 /// problem of it. A few ragged groups differ enough from those that stand for them to want another way; many are alike,
-/// and one is like itself. Weighing a way takes a microsecond or two, so there are as many as take a twentieth of the
-/// computation.
+/// and one is like itself, as are groups of one token each. Weighing a way takes a microsecond or two, so there are as
+/// many as take a twentieth of the computation.
 fn few(plan: &Plan) -> usize {
     const MOST: f64 = 6.0;
     const WORTH_A_WAY: f64 = 40e-6;
-    let ragged = plan.problem().whole().is_none() && (2..=16).contains(&plan.problem().groups().len());
+    let groups = plan.problem().groups();
+    let ragged = plan.problem().whole().is_none() && (2..=16).contains(&groups.len()) && groups.iter().any(|s| s.m > 1);
     match plan.basis() {
         Basis::Model | Basis::Illegal { .. } if ragged => (plan.cost().seconds / WORTH_A_WAY).clamp(1.0, MOST) as usize,
         _ => 1,
@@ -305,6 +306,21 @@ mod tests {
             let (kind, alone) = (planner.choose(&problem).unwrap().1, *planner.plan_alone(&problem).unwrap().config());
             assert!(cost(&kind) <= 1.03 * cost(&alone), "{name} on {problem}: {kind} instead of {alone}");
         }
+    }
+
+    #[test]
+    fn groups_of_one_token_each_are_weighed_once() {
+        let ways = |tokens: &[usize]| {
+            let groups = tokens.iter().map(|&m| Shape::new(m, 4096, 7168)).collect();
+            let problem = Problem::new(groups, Gate::Silu, Activation::BF16, Output::F16).unwrap();
+            let planner = Planner::new(vec![backends::by_name("scalar").unwrap()], Request::default(), 2);
+            let chosen = planner.choose(&problem).unwrap().1;
+            assert_eq!(chosen, *planner.plan(&problem).unwrap().config());
+            let choices = planner.choices.lock().unwrap();
+            choices.values().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(ways(&[1, 0, 1, 1, 0, 1]), [1]);
+        assert!(ways(&[1, 0, 3, 1, 0, 1])[0] > 1, "ragged groups are weighed for each problem");
     }
 
     #[test]
