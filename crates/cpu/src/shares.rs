@@ -40,11 +40,15 @@ impl Shares {
     /// Shares of the tiles that have these costs, of which there are at most 2³².
     pub(super) fn new(costs: impl Iterator<Item = usize> + Clone, workers: usize) -> Self {
         let total: usize = costs.clone().sum();
-        let (mut ends, mut sum) = (vec![0; workers], 0);
+        let (mut ends, mut sum, mut worker) = (vec![0; workers], 0, 0);
+        let behind = |worker: usize| (2 * total) as u128 * (worker + 1) as u128;
         for (index, cost) in costs.enumerate() {
-            // A tile is the worker's in whose part of all costs its middle lies.
-            let worker = (2 * sum + cost) as u128 * workers as u128 / (2 * total.max(1)) as u128;
-            ends[(worker as usize).min(workers - 1)] = index + 1;
+            // A tile is the worker's in whose part of all costs its middle lies. One division per tile would take as
+            // long as all else that is done here.
+            while worker + 1 < workers && (2 * sum + cost) as u128 * workers as u128 >= behind(worker) {
+                worker += 1;
+            }
+            ends[worker] = index + 1;
             sum += cost;
         }
         let mut start = 0;
