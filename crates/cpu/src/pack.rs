@@ -69,16 +69,16 @@ pub(super) fn split(chunk: &[u8], mx: bool) -> (&[u8], &[u8]) {
     chunk.split_at(chunk.len() / (1 + scaled(mx) / 2))
 }
 
-/// The packed weights of one group: gate and up, or one plain matrix.
-#[derive(Debug)]
+/// The packed weights of one group: gate and up, or one plain matrix. Clones share them.
+#[derive(Clone, Debug)]
 pub struct Panels {
-    matrices: Vec<PanelMatrix>,
+    matrices: Arc<[PanelMatrix]>,
 }
 
 impl Panels {
     /// Matrices of one shape that were packed before.
     pub(super) fn of(matrices: Vec<PanelMatrix>) -> Self {
-        Self { matrices }
+        Self { matrices: matrices.into() }
     }
 
     /// Gate and up, or the only matrix.
@@ -199,6 +199,11 @@ unsafe impl PackedWeights for PackedPanels {
     fn scaling(&self) -> Scaling {
         self.scaling
     }
+
+    fn only(&self, groups: &[usize]) -> Option<Arc<dyn PackedWeights>> {
+        let groups = groups.iter().map(|&group| self.groups.get(group).cloned()).collect::<Option<Vec<Panels>>>()?;
+        Some(Arc::new(Self::of(groups, self.scaling)))
+    }
 }
 
 /// The weights of a group that a CPU backend has packed, read back. Input scales are not among what it packs.
@@ -208,7 +213,7 @@ pub fn unpacked(weights: &dyn PackedWeights, group: usize) -> Result<Weights<'st
 }
 
 /// One packed matrix.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PanelMatrix {
     n: usize,
     k: usize,
@@ -237,7 +242,7 @@ pub struct Part<'a> {
 }
 
 /// Where a packed matrix lies: in a part of a layer's memory, or of a file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PanelBytes {
     pub memory: Arc<Mmap>,
     pub range: Range<usize>,
@@ -522,6 +527,6 @@ mod tests {
     fn packed(matrix: &Matrix<'_>, threads: usize) -> PanelMatrix {
         let weights = Weights::gated(matrix.as_borrowed(), matrix.as_borrowed()).unwrap();
         let team = crate::team(Some(threads)).unwrap();
-        PackedPanels::new(&[weights], &team).unwrap().groups.remove(0).matrices.remove(1)
+        PackedPanels::new(&[weights], &team).unwrap().groups[0].matrices[1].clone()
     }
 }

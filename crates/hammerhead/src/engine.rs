@@ -78,6 +78,12 @@ impl Layer {
         Self { precision, ..self }
     }
 
+    /// The same layer with some of its groups, in this order, where they can be had without the others.
+    pub(crate) fn only(&self, groups: &[usize]) -> Option<Self> {
+        let (packed, input_scales) = (self.packed.only(groups)?, self.input_scales.only(groups));
+        Some(Self { packed, input_scales, ..*self })
+    }
+
     /// What runs round dense tokens and weights to.
     pub fn precision(&self) -> Precision {
         self.precision

@@ -8,7 +8,7 @@
 //! spoils its row's results.
 
 use std::borrow::Cow;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use format::{Dense, Values};
 use op::{Activation, Activations, Error, Problem, Result, Team, Weights};
@@ -22,19 +22,28 @@ const PIECE: usize = 1 << 15;
 #[derive(Clone, Debug)]
 pub(crate) struct InputScales {
     /// Empty if no group has any.
-    groups: Vec<Option<Box<[f32]>>>,
+    groups: Vec<Option<Arc<[f32]>>>,
+    /// The largest magnitude of a factor of the whole layer, or one.
+    largest: f32,
 }
 
 impl InputScales {
     pub(crate) fn of(weights: &[Weights<'_>]) -> Self {
-        let groups = weights.iter().map(|weights| weights.input_scale().map(Box::from));
-        let any = weights.iter().any(|weights| weights.input_scale().is_some());
-        Self { groups: if any { groups.collect() } else { Vec::new() } }
+        Self::from_groups(weights.iter().map(|weights| weights.input_scale().map(Box::from)).collect())
     }
 
     /// Those of every group, each as long as its weights' k.
     pub(crate) fn from_groups(groups: Vec<Option<Box<[f32]>>>) -> Self {
-        Self { groups: if groups.iter().any(Option::is_some) { groups } else { Vec::new() } }
+        let largest = groups.iter().flatten().flatten().fold(1.0, |largest: f32, factor| largest.max(factor.abs()));
+        let groups = if groups.iter().any(Option::is_some) { groups } else { Vec::new() };
+        Self { groups: groups.into_iter().map(|scale| scale.map(Arc::from)).collect(), largest }
+    }
+
+    /// Those of some groups, whose tokens are measured as those of all are.
+    pub(crate) fn only(&self, groups: &[usize]) -> Self {
+        let of = |&group: &usize| self.groups.get(group).cloned().flatten();
+        let groups = if self.exist() { groups.iter().map(of).collect() } else { Vec::new() };
+        Self { groups, largest: self.largest }
     }
 
     /// Whether any group has a scale.
@@ -46,9 +55,9 @@ impl InputScales {
         self.groups.get(group)?.as_deref()
     }
 
-    /// The largest magnitude of a factor, or one.
+    /// The largest magnitude of a factor of the whole layer, or one.
     pub(crate) fn largest(&self) -> f32 {
-        self.groups.iter().flatten().flatten().fold(1.0, |largest, factor| largest.max(factor.abs()))
+        self.largest
     }
 
     /// The problem that is left once tokens are multiplied.
@@ -186,6 +195,26 @@ mod tests {
         let layer = layer(&engine());
         assert_eq!((layer.input_scale(0), layer.input_scale(1)), (Some(&scale()[..]), None));
         assert_eq!(layer.input_scale(2), None);
+    }
+
+    #[test]
+    fn groups_without_the_others_have_the_bits_that_they_have_among_them() {
+        let engine = engine();
+        let all = layer(&engine);
+        let given = [3, 2]
+            .map(|rows: usize| tokens(rows, (0..rows * K).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>()));
+        let among = engine.run(&all, &given, Output::F32).unwrap();
+        for order in [vec![0], vec![1], vec![1, 0]] {
+            let only = all.only(&order).unwrap();
+            let given: Vec<Activations<'_>> = order.iter().map(|&group| given[group].clone()).collect();
+            let found = engine.run(&only, &given, Output::F32).unwrap();
+            assert!(
+                order.iter().zip(&found).all(|(&group, found)| bits(&[found.clone()]) == bits(&among[group..=group]))
+            );
+            // What tokens are measured with may not depend on which of the groups have some.
+            assert_eq!(only.input_scales().largest(), all.input_scales().largest());
+        }
+        assert!(all.only(&[2]).is_none());
     }
 
     #[test]

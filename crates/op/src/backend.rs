@@ -53,6 +53,12 @@ pub unsafe trait PackedWeights: Any + fmt::Debug + Send + Sync {
     fn scaling(&self) -> Scaling {
         Scaling::NvFp4
     }
+
+    /// Some of the groups, in this order and in the same memory, for runs in which no other has tokens: a call takes
+    /// longer to pass by a hundred idle groups than to prepare eight. None where kernels know groups by their places.
+    fn only(&self, _groups: &[usize]) -> Option<Arc<dyn PackedWeights>> {
+        None
+    }
 }
 
 /// The weights as the type that holds a layout, or [`Error::Layout`] in the name of a backend.

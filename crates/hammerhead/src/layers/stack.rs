@@ -130,6 +130,27 @@ impl Stack {
 
     /// Computes rows, to a target of as many.
     pub(super) fn run(&self, engine: &Engine, rows: &Rows<'_>, target: Target<'_>) -> Result<()> {
+        match self.without_idle(rows) {
+            Some((stack, offsets)) => stack.compute(engine, &Rows { offsets: &offsets, ..*rows }, target),
+            None => self.compute(engine, rows, target),
+        }
+    }
+
+    /// The MLPs that have rows, and where these begin, if some have none and can be left out. Adapters know MLPs by
+    /// their numbers.
+    fn without_idle(&self, rows: &Rows<'_>) -> Option<(Self, Vec<usize>)> {
+        let ends = rows.offsets.windows(2).enumerate();
+        let active: Vec<usize> = ends.filter(|(_, ends)| ends[0] < ends[1]).map(|(mlp, _)| mlp).collect();
+        if active.is_empty() || active.len() == self.scales.len() || rows.adapted.is_some() {
+            return None;
+        }
+        let (up, down) = (self.up.only(&active)?, self.down.only(&active)?);
+        let scales = active.iter().map(|&mlp| self.scales[mlp]).collect();
+        let offsets = std::iter::once(0).chain(active.iter().map(|&mlp| rows.offsets[mlp + 1])).collect();
+        Some((Self { up, down, scales, ..*self }, offsets))
+    }
+
+    fn compute(&self, engine: &Engine, rows: &Rows<'_>, target: Target<'_>) -> Result<()> {
         let Rows { values, offsets, element, .. } = *rows;
         if rows.adapted.is_some() && self.intermediate == Intermediate::NvFp4 {
             return Err(Error::AdaptedIntermediate);
