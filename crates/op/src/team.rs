@@ -12,6 +12,9 @@ pub trait Workers: fmt::Debug + Send + Sync {
     /// Calls `work` [`count`](Workers::count) times, on as many threads as it likes, and returns when all calls have.
     /// Work is written so that one thread making all the calls, one after another, gets the same result.
     fn run(&self, work: &(dyn Fn() + Sync));
+
+    /// Says that a run comes soon, for threads that sleep until there is one.
+    fn wake(&self) {}
 }
 
 /// The caller's thread and no other.
@@ -49,6 +52,11 @@ impl Team {
     /// Calls `work` once per worker, the caller's thread being one of them as a rule, and returns when all are done.
     pub fn run(&self, work: impl Fn() + Sync) {
         self.workers.run(&work);
+    }
+
+    /// Says that a run comes soon: threads that sleep come up while the caller prepares it.
+    pub fn wake(&self) {
+        self.workers.wake();
     }
 
     /// Calls `work` once per item. Whichever worker is free takes the next one.

@@ -48,6 +48,12 @@ impl Workers for Joined {
         let (busy, waiting) = self.host.run_timed(work);
         self.trust.learn(busy, waiting);
     }
+
+    fn wake(&self) {
+        if self.trust.is_withheld() {
+            self.own.wake();
+        }
+    }
 }
 
 /// How many runs the host's team is not asked for.
@@ -69,6 +75,11 @@ impl Trust {
         let left = self.withheld.load(Ordering::Relaxed);
         self.withheld.store(left.saturating_sub(1), Ordering::Relaxed);
         left > 0
+    }
+
+    /// Whether the next run is for our own threads.
+    fn is_withheld(&self) -> bool {
+        self.withheld.load(Ordering::Relaxed) > 0
     }
 
     /// A region kept its caller busy for so long, and then waiting.

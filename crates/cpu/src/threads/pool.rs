@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::hint::spin_loop;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle, Thread, yield_now};
 
 use op::{Error, Result, Workers};
@@ -23,6 +23,9 @@ use super::tickets::Tickets;
 const LOOKS: usize = 400;
 /// After so many looks each begins with an offer of the core to others.
 const PATIENT: usize = 100;
+/// Helpers that a caller wakes itself, and each of these in turn: to wake a thread is a call of the system's, which
+/// would keep a caller of many from its own share.
+const WAKES: usize = 4;
 
 /// A fixed number of threads.
 pub(super) struct Pool {
@@ -44,16 +47,18 @@ struct Crew {
 struct Board {
     /// The runs that may have calls left.
     runs: RwLock<VecDeque<Arc<Run>>>,
-    /// How many runs were ever offered: what helpers look at before they sleep.
-    offers: AtomicUsize,
-    sleepers: Mutex<Sleepers>,
-    called: Condvar,
+    /// How often helpers were called, to a run or to be ready for one: what they look at before they sleep.
+    calls: AtomicUsize,
+    closed: AtomicBool,
+    sleepers: Box<[Sleeper]>,
 }
 
+/// A helper, as those see it who wake it.
 #[derive(Default)]
-struct Sleepers {
-    count: usize,
-    closed: bool,
+struct Sleeper {
+    asleep: AtomicBool,
+    /// There before it sleeps for the first time.
+    thread: OnceLock<Thread>,
 }
 
 /// One run.
@@ -103,17 +108,32 @@ impl Run {
 }
 
 impl Board {
-    fn sleepers(&self) -> MutexGuard<'_, Sleepers> {
-        // Nobody panics while they hold it.
-        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(helpers: usize) -> Self {
+        let sleepers = (0..helpers).map(|_| Sleeper::default()).collect();
+        Self { runs: RwLock::default(), calls: AtomicUsize::new(0), closed: AtomicBool::new(false), sleepers }
     }
 
     fn offer(&self, run: &Arc<Run>) {
         self.runs.write().unwrap_or_else(PoisonError::into_inner).push_back(Arc::clone(run));
-        // Before the sleepers are counted: who is not among them yet sees it.
-        self.offers.fetch_add(1, Ordering::Release);
-        if self.sleepers().count > 0 {
-            self.called.notify_all();
+        self.call();
+    }
+
+    /// Has all helpers look for a run.
+    fn call(&self) {
+        // Before anybody is looked at: who is not asleep yet sees it.
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.wake(0);
+    }
+
+    /// Wakes those that a helper of this number, or a caller (0), has to wake. Where one of them is awake, those that
+    /// it would have woken are this one's, too.
+    fn wake(&self, number: usize) {
+        for next in (WAKES * number + 1..=WAKES * (number + 1)).take_while(|&next| next <= self.sleepers.len()) {
+            let Sleeper { asleep, thread } = &self.sleepers[next - 1];
+            match thread.get().filter(|_| asleep.load(Ordering::SeqCst)) {
+                Some(thread) => thread.unpark(),
+                None => self.wake(next),
+            }
         }
     }
 
@@ -121,13 +141,14 @@ impl Board {
         self.runs.write().unwrap_or_else(PoisonError::into_inner).retain(|open| !Arc::ptr_eq(open, run));
     }
 
-    /// A helper's life.
-    fn serve(&self) {
+    /// The life of the helper of a number, which counts from 1.
+    fn serve(&self, number: usize) {
+        self.sleepers[number - 1].thread.get_or_init(thread::current);
         loop {
-            let offers = self.offers.load(Ordering::Acquire);
+            let calls = self.calls.load(Ordering::Acquire);
             if let Some(run) = self.find() {
                 run.help();
-            } else if !self.look(offers) && !self.sleep(offers) {
+            } else if !self.look(calls) && !self.sleep(number, calls) {
                 return;
             }
         }
@@ -139,39 +160,42 @@ impl Board {
         runs.iter().find(|run| run.tickets.left()).cloned()
     }
 
-    /// Looks for another offer for a while; says whether there was one.
-    fn look(&self, offers: usize) -> bool {
+    /// Looks for another call for a while; says whether there was one.
+    fn look(&self, calls: usize) -> bool {
         (0..LOOKS).any(|looks| {
             if looks < PATIENT {
                 spin_loop()
             } else {
                 yield_now()
             }
-            self.offers.load(Ordering::Relaxed) != offers
+            self.calls.load(Ordering::Relaxed) != calls
         })
     }
 
-    /// Sleeps until there is another offer; says whether the pool is still open.
-    fn sleep(&self, offers: usize) -> bool {
-        let mut sleepers = self.sleepers();
-        while !sleepers.closed && self.offers.load(Ordering::Acquire) == offers {
-            sleepers.count += 1;
-            sleepers = self.called.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
-            sleepers.count -= 1;
+    /// Sleeps until there is another call; says whether the pool is still open.
+    fn sleep(&self, number: usize, calls: usize) -> bool {
+        let asleep = &self.sleepers[number - 1].asleep;
+        asleep.store(true, Ordering::SeqCst);
+        let open = || !self.closed.load(Ordering::SeqCst);
+        while open() && self.calls.load(Ordering::SeqCst) == calls {
+            thread::park();
         }
-        !sleepers.closed
+        asleep.store(false, Ordering::SeqCst);
+        // Whoever saw this one asleep has left them to it.
+        self.wake(number);
+        open()
     }
 }
 
 impl Crew {
     /// So many helpers, or an error and none.
     fn start(helpers: usize) -> std::io::Result<Self> {
-        let mut crew =
-            Self { process: std::process::id(), board: Arc::default(), helpers: Vec::with_capacity(helpers) };
+        let board = Arc::new(Board::new(helpers));
+        let mut crew = Self { process: std::process::id(), board, helpers: Vec::with_capacity(helpers) };
         for number in 1..=helpers {
             let board = Arc::clone(&crew.board);
             let helper = thread::Builder::new().name(format!("hammerhead-{number}"));
-            crew.helpers.push(helper.spawn(move || board.serve())?);
+            crew.helpers.push(helper.spawn(move || board.serve(number))?);
         }
         Ok(crew)
     }
@@ -179,8 +203,8 @@ impl Crew {
 
 impl Drop for Crew {
     fn drop(&mut self) {
-        self.board.sleepers().closed = true;
-        self.board.called.notify_all();
+        self.board.closed.store(true, Ordering::SeqCst);
+        self.helpers.iter().for_each(|helper| helper.thread().unpark());
         for helper in self.helpers.drain(..) {
             // A helper catches its work's panics and has none of its own.
             let _ = helper.join();
@@ -226,6 +250,12 @@ impl Pool {
 impl Workers for Pool {
     fn count(&self) -> usize {
         self.count
+    }
+
+    fn wake(&self) {
+        if let Some(board) = self.board() {
+            board.call();
+        }
     }
 
     fn run(&self, work: &(dyn Fn() + Sync)) {
@@ -292,6 +322,22 @@ mod tests {
         // Each call waits for the others: one thread alone would wait for ever.
         let (pool, barrier) = (Pool::new(3).unwrap(), Barrier::new(3));
         for _ in 0..10 {
+            pool.run(&|| {
+                barrier.wait();
+            });
+        }
+    }
+
+    #[test]
+    fn helpers_that_sleep_are_woken_by_a_few_and_by_each_other() {
+        let (pool, barrier) = (Pool::new(40).unwrap(), Barrier::new(40));
+        let asleep = || pool.board().unwrap().sleepers.iter().filter(|each| each.asleep.load(Ordering::SeqCst)).count();
+        for _ in 0..10 {
+            while asleep() < 39 {
+                yield_now();
+            }
+            // Nobody is asked for yet, and whoever came up for nothing sleeps again.
+            pool.wake();
             pool.run(&|| {
                 barrier.wait();
             });

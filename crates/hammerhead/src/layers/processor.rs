@@ -66,6 +66,7 @@ impl HostRows for ProcessorExperts {
         if sorted.len() == 0 {
             return Ok(());
         }
+        team.wake();
         let width = self.stack.widths()[2];
         outputs.resize(sorted.len() * width, 0.0);
         let values = sorted.gather(tokens, &routed, team)?;
