@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from hammerhead._cost import Layer, _fit
-from hammerhead.budget import Machine, Model, main, parsed_bytes, predict
+from hammerhead.budget import Machine, Model, heat_of, main, parsed_bytes, predict
 
 MODEL = Model(layers=10, experts=64, top_k=4, hidden=1024, expert_bytes=10**6, beside_bytes=10**9)
 ALL = MODEL.beside_bytes + 640 * 10**6
@@ -74,6 +74,35 @@ def test_a_long_prompts_weights_cross_the_bus():
     fast = predict(MODEL, machine(bus=1e15), MODEL.beside_bytes, **long)
     assert fast.seconds == pytest.approx(predict(MODEL, machine(), ALL, tokens=10_000).seconds)
     assert predict(MODEL, machine(bus=1e8), ALL, **long) == predict(MODEL, machine(), ALL, tokens=10_000)
+
+
+def test_experts_that_nobody_asks_for_do_not_cross_the_bus():
+    long = {"tokens": 10_000, "stream": True}
+    # All tokens ask for the same eight experts: half of them each, and none for the other 56.
+    hot = [[0.0] * 28 + [3.0] * 8 + [0.0] * 28] * MODEL.layers
+    none = predict(MODEL, machine(bus=1e8), MODEL.beside_bytes, heat=hot, **long)
+    assert none.seconds == pytest.approx(10 * 8 * 10**6 / 1e8 + 1000 * 2e-7)
+    assert predict(MODEL, machine(bus=1e8), ALL - 320 * 10**6, heat=hot, **long).hit == 1, "they are placed"
+    # Few tokens do not ask for all experts, however even routing is.
+    few = predict(MODEL, machine(bus=1e8), MODEL.beside_bytes, tokens=20, stream=80)
+    assert few.seconds == pytest.approx(10 * 64 * (1 - (1 - 4 / 64) ** 20) * 10**6 / 1e8 + 1000 * 2e-7)
+
+
+def test_counts_of_an_even_routing_say_what_none_say_and_others_say_how_many_hits_there_are():
+    half = ALL - 320 * 10**6
+    for case in ({"tokens": 1}, {"tokens": 30}, {"tokens": 10_000, "stream": True}, {"tokens": 8, "whole_layers": True}):
+        even = predict(MODEL, machine(), half, heat=[[7.0] * 64] * 10, **case)
+        assert even.seconds == pytest.approx(predict(MODEL, machine(), half, **case).seconds)
+        assert predict(MODEL, machine(), half, heat=[[0.0] * 64] * 10, **case) == predict(MODEL, machine(), half, **case)
+    skewed = predict(MODEL, machine(), half, heat=[[1.0, 3.0] * 32] * 10)
+    assert skewed.hit == 0.75 and skewed.host == pytest.approx(10 * (1e-5 + 1e-5 + 1e-7))
+
+
+def test_counts_of_other_layers_get_a_sentence():
+    assert heat_of(MODEL, dict.fromkeys("abcdefghij", [1.0] * 64)) == [[1.0] * 64] * 10
+    for counts in ({}, {"a": [1.0] * 64}, dict.fromkeys("abcdefghij", [1.0] * 63)):
+        with pytest.raises(ValueError, match="--heat: it has counts of .*, and the model 10 of 64"):
+            heat_of(MODEL, counts)
 
 
 def test_weights_are_brought_from_a_number_of_rows_on():
@@ -150,6 +179,7 @@ def test_the_command_predicts_a_prompt(tmp_path, capsys):
         (["--host-bandwidth", "1GB"], "give both"),
         (["--host-bandwidth", "0", "--gpu-bandwidth", "1GB"], "more than 0"),
         (["--hit", "70"], "between 0 and 1"),
+        (["--hit", "0.7", "--heat", "heat.json"], "give one of the two"),
         (["--prompt", "0"], "--prompt: it is 0"),
         (["--stream"], "give --prompt, too"),
         (["--prompt", "64", "--bus-bandwidth", "0"], "--bus-bandwidth"),

@@ -8,8 +8,9 @@ Sizes are its files', speeds what this machine measures, or those that are given
 A layer in two places (``gpu_bytes=``) takes as long as the slower of the two: the GPU reads the experts that it holds
 while the processor reads its own, which costs one way there and back. In a prompt that is long enough for ``stream`` the
 processor's experts cross the bus while the GPU computes. The rest of the model reads its weights on the GPU, and takes
-what the program around it takes. What is left out: attention in long prompts, arithmetic where bandwidths are given and
-not measured, routing that asks for fewer experts than an even one, and a host whose threads are wanted elsewhere.
+what the program around it takes. Routing is taken to be even, which has a prompt ask for nearly all experts, unless a
+run has counted otherwise (``--heat``). What is left out: attention in long prompts, arithmetic where bandwidths are
+given and not measured, and a host whose threads are wanted elsewhere.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -149,14 +151,16 @@ def predict(
     *,
     tokens: int = 1,
     hit: float | None = None,
+    heat: Sequence[Sequence[float]] | None = None,
     whole_layers: bool = False,
     stream: bool | int | None = False,
 ) -> Prediction:
     """What a step of so many tokens takes, or a prompt of as many, where weights may take ``budget`` bytes of the GPU.
 
     ``hit``: the part of the experts asked for that lie there; as large as the part that lies there if not given, as of
-    routing at random. ``whole_layers``: the first layers' experts lie there, and not a part of every layer's.
-    ``stream``: that of :class:`hammerhead.Experts`.
+    routing at random. ``heat``: how often each layer's experts were asked for, as :attr:`hammerhead.Experts.heat`
+    counts; those asked for most lie on the GPU. ``whole_layers``: the first layers' experts lie there, and not a part
+    of every layer's. ``stream``: that of :class:`hammerhead.Experts`.
     """
     experts = model.layers * model.experts * model.expert_bytes
     resident = min(1.0, max(0, budget - model.beside_bytes) / experts)
@@ -166,17 +170,30 @@ def predict(
         shares = [min(1.0, max(0.0, resident * model.layers - layer)) for layer in range(model.layers)]
     shares = [int(share * model.experts + 1e-9) / model.experts for share in shares]
 
-    def active(experts: float, asked: float) -> float:
-        """How many of so many experts compute, if they are asked for so many rows."""
-        return experts * (1.0 - max(0.0, 1.0 - asked / tokens / experts) ** tokens) if experts > 0 and asked > 0 else 0.0
+    def chances(layer: int) -> tuple[list[float], list[float]]:
+        """How likely a token asks for each of a layer's experts: those on the GPU, and the others."""
+        held = round(shares[layer] * model.experts)
+        others = model.experts - held
+        if heat is not None and (total := sum(heat[layer])) > 0:
+            each = [model.top_k * count / total for count in sorted(heat[layer], reverse=True)]
+            return each[:held], each[held:]
+        hits = shares[layer] if hit is None or not held or not others else hit
+        parts = ((held, hits), (others, 1.0 - hits))
+        here, away = ([model.top_k * part / number] * number if number else [] for number, part in parts)
+        return here, away
+
+    def asked_of(each: Sequence[float]) -> tuple[float, float]:
+        """How many of these experts compute, and how many rows."""
+        return sum(1.0 - max(0.0, 1.0 - chance) ** tokens for chance in each), tokens * sum(each)
 
     asked = tokens * model.top_k
-    hits = [share if hit is None or share in (0.0, 1.0) else hit for share in shares]
-    here = [(active(model.experts * share, asked * hit), asked * hit) for share, hit in zip(shares, hits)]
-    away = [(active(model.experts * (1 - share), asked * (1 - hit)), asked * (1 - hit)) for share, hit in zip(shares, hits)]
+    placed = [chances(layer) for layer in range(model.layers)]
+    hits = [sum(here) / model.top_k for here, _ in placed]
+    here, away = ([asked_of(each) for each in place] for place in zip(*placed))
     is_streaming, rows = streaming(stream)
     if is_streaming and asked >= (rows or BROUGHT_FROM * model.experts):
         # What crosses the bus is no work of the processor's, and the GPU computes all rows meanwhile.
+        # It brings the experts that are asked for, and no others.
         other = [experts * model.expert_bytes / machine.bus for experts, _ in away]
         here = [(own + brought, asked) for (own, _), (brought, _) in zip(here, away)]
         host = [0.0] * model.layers
@@ -188,6 +205,30 @@ def predict(
     beside = model.beside_bytes * machine.gpu.stream / model.expert_bytes + model.layers * machine.rest
     mean = [sum(values) / model.layers for values in (shares, hits)]
     return Prediction(mean[0], mean[1], sum(host), sum(gpu) + beside, layers + beside, tokens)
+
+
+def read_heat(file: Path) -> dict[str, list[float]]:
+    """How often experts were asked for, as ``python -m hammerhead.transformers --heat`` wrote it."""
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"--heat {file}: it is no JSON ({error}); remove it, or name another file") from error
+    counts = [counts for counts in found.values()] if isinstance(found, dict) else [None]
+    if not all(isinstance(each, list) and all(isinstance(count, (int, float)) for count in each) for each in counts):
+        raise ValueError(f"--heat {file}: it holds no counts by the names of modules; remove it, or name another file")
+    return found
+
+
+def heat_of(model: Model, heat: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:
+    """The counts of a model's layers, in their order."""
+    counts = list(heat.values())
+    if len(counts) != model.layers or any(len(each) != model.experts for each in counts):
+        found = f"{len(counts)} layers of {', '.join(sorted({str(len(each)) for each in counts})) or 'no'} experts"
+        raise ValueError(
+            f"--heat: it has counts of {found}, and the model {model.layers} of {model.experts}; give what a run "
+            "has written that had a part of every layer's experts on the GPU"
+        )
+    return counts
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -217,6 +258,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--stream", action="store_true", help="weights are brought over for long prompts, of 8 rows per expert and more")
     parser.add_argument("--bus-bandwidth", default=f"{BUS / 1e9:.0f}GB", help="bytes per second that they cross the bus with")
     parser.add_argument("--hit", type=float, help="the part of the experts asked for that the GPU holds, if routing is not even")
+    parser.add_argument("--heat", metavar="FILE", help="how often experts were asked for, as hammerhead.transformers writes it; the hottest are on the GPU")
     parser.add_argument("--top-k", type=int, help="experts that compute a token, if the configuration does not say it")
     parser.add_argument("--host-bandwidth", help="bytes per second that the processor reads, as 60GB; measured if not given")
     parser.add_argument("--gpu-bandwidth", help="bytes per second that the GPU reads; measured if not given")
@@ -241,6 +283,9 @@ def report(options: argparse.Namespace) -> str:
         raise ValueError(f"--prompt: it is {options.prompt}; give a number of tokens above 0")
     if options.stream and options.prompt is None:
         raise ValueError("--stream: it is for long prompts, and none was given; give --prompt, too")
+    if options.hit is not None and options.heat:
+        raise ValueError("--hit and --heat: counts say how many hits there are; give one of the two")
+    heat = heat_of(model, read_heat(Path(options.heat))) if options.heat else None
     bus = parsed_bytes(options.bus_bandwidth, "--bus-bandwidth")
     if not bus:
         raise ValueError("--bus-bandwidth: nothing crosses a bus without any; give more than 0")
@@ -266,7 +311,7 @@ def report(options: argparse.Namespace) -> str:
     ]
     for budget in budgets:
         for tokens in steps:
-            placed = {"hit": options.hit, "whole_layers": options.whole_layers}
+            placed = {"hit": options.hit, "heat": heat, "whole_layers": options.whole_layers}
             step, prompt = predict(model, machine, budget, tokens=tokens, **placed), ""
             if options.prompt:
                 first = predict(model, machine, budget, tokens=options.prompt, stream=options.stream, **placed)

@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
         device = None if options.device == "cpu" else options.device
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype, device_map=device, **asked)
         if options.heat and Path(options.heat).exists():
-            place_hottest(model, heat=read_heat(Path(options.heat)))
+            place_hottest(model, heat=budget.read_heat(Path(options.heat)))
         if options.replay:
             replay_steps(model)
     except (OSError, ValueError) as error:
@@ -135,18 +135,6 @@ def main(arguments: list[str] | None = None) -> None:
         )
 
 
-def read_heat(file: Path) -> dict[str, list[float]]:
-    """How often experts were asked for, as an earlier run wrote it."""
-    try:
-        found = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"--heat {file}: it is no JSON ({error}); remove it, or name another file") from error
-    counts = [counts for counts in found.values()] if isinstance(found, dict) else [None]
-    if not all(isinstance(each, list) and all(isinstance(count, (int, float)) for count in each) for each in counts):
-        raise ValueError(f"--heat {file}: it holds no counts by the names of modules; remove it, or name another file")
-    return found
-
-
 def above_zero(text: str) -> int:
     """A number of tokens, of which there must be some."""
     if not text.isdecimal() or int(text) == 0:
@@ -166,11 +154,14 @@ def check(options: argparse.Namespace) -> None:
 def predicted(options: argparse.Namespace) -> Any:
     """What layers of the model's sizes predict, measured here, of a prompt of so many tokens: a step, and the prompt."""
     model, gpu_budget = budget.Model.from_checkpoint(options.model), budget.parsed_bytes(options.gpu_budget)
-    machine, way = budget.measure_machine(model), options.whole_layers
+    machine, placed = budget.measure_machine(model), {"whole_layers": options.whole_layers}
+    # Whole layers have no counts where all of their experts are on the GPU, and need none.
+    if options.heat and Path(options.heat).exists() and not options.whole_layers:
+        placed["heat"] = budget.heat_of(model, budget.read_heat(Path(options.heat)))
 
     def of(tokens: int) -> tuple[budget.Prediction, budget.Prediction]:
-        step = budget.predict(model, machine, gpu_budget, whole_layers=way)
-        return step, budget.predict(model, machine, gpu_budget, tokens=tokens, whole_layers=way, stream=options.stream)
+        step = budget.predict(model, machine, gpu_budget, **placed)
+        return step, budget.predict(model, machine, gpu_budget, tokens=tokens, stream=options.stream, **placed)
 
     return of
 
