@@ -242,7 +242,7 @@ pub enum Error {
     },
     /// MXFP4 blocks whose scales are too far apart for one NVFP4 matrix.
     #[error(
-        "its MXFP4 scales span 2^{least} (row {}, block {}) to 2^{most} (row {}, block {}), but the e4m3 scales of NVFP4 have 18 consecutive powers of two: this matrix has no exact NVFP4 form, which this GPU or the NVFP4 matrices beside it need; compute it on a CPU or a Hopper GPU (sm90), in a layer of MXFP4 alone, or quantise its bf16 source anew",
+        "its MXFP4 scales span 2^{least} (row {}, block {}) to 2^{most} (row {}, block {}), but the e4m3 scales of NVFP4 have 18 consecutive powers of two: this matrix has no exact NVFP4 form, which this GPU or the NVFP4 matrices beside it need; compute it in a layer of MXFP4 alone, on a CPU or with the GPU kernels of sm90 or sm80 (HAMMERHEAD_FAMILY=sm80), or quantise its bf16 source anew",
         at[0], at[1], most_at[0], most_at[1]
     )]
     Widening {

@@ -67,7 +67,8 @@ pub trait Family: fmt::Debug + Send + Sync {
     }
 
     /// How codes share scales in that layout, of weights that share them so: MXFP4 is widened to NVFP4, unless a
-    /// family's kernels take it as it is.
+    /// family's kernels take it as it is. Where NVFP4 tokens stay codes they do not: an instruction takes the scales of
+    /// both operands in one format, and packed weights are for tokens of every type.
     fn scaling(&self, _of_weights: Scaling) -> Scaling {
         Scaling::NvFp4
     }

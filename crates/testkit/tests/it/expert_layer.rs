@@ -31,6 +31,9 @@ use sim::{Arg, Buffer, Gpu, Invocation, Limits, Mutants, Rules, Schedule};
 
 /// Every family.
 const FAMILIES: [&dyn Family; 4] = [&Sm90, &Sm80, &Sm120, &Sm100];
+/// Those that take MXFP4's scales as they are, and those that widen them when weights are packed.
+const NATIVE: [&dyn Family; 2] = [&Sm90, &Sm80];
+const WIDENING: [&dyn Family; 2] = [&Sm120, &Sm100];
 
 /// The device of a family: one with as little shared memory as its GPUs have.
 fn facts(family: &dyn Family) -> Facts {
@@ -376,32 +379,39 @@ fn every_kind_of_layer_in_fp8_is_right_whatever_the_routing_the_tile_and_the_sch
 
 #[test]
 fn every_kind_of_layer_with_mxfp4_weights_is_right_and_the_same_to_the_bit_as_with_scales_of_nvfp4() {
-    let kinds = mx_kinds(SHAPE).into_iter().flat_map(|(what, shape)| [(what, shape, 8), (what, shape, 96)]);
+    // Few tokens, and many: on sm80 as many as those of single precision have room for.
+    let tiles: [(&dyn Family, u32); 4] = [(&Sm90, 8), (&Sm90, 96), (&Sm80, 8), (&Sm80, 64)];
+    let kinds = mx_kinds(SHAPE).into_iter();
+    let kinds = kinds.flat_map(|(what, shape)| tiles.map(|(family, tile)| (family, what, shape, tile)));
     let fp8 = mx_kinds(SHAPE)[1].1.in_precision(Precision::Fp8);
-    let fp8 = [24, 256].map(|tile| ("mxfp4 in fp8", fp8, tile));
-    kinds.chain(fp8).collect::<Vec<_>>().into_par_iter().for_each(|(what, shape, tile)| {
+    let fp8 = [24, 256].map(|tile| (NATIVE[0], "mxfp4 in fp8", fp8, tile));
+    kinds.chain(fp8).collect::<Vec<_>>().into_par_iter().for_each(|(family, what, shape, tile)| {
         let ids = &routings()[0].1[..18];
         let weights = weights(ids.len());
-        let native = Layer::new(&Sm90, shape, 3, 5).unwrap();
+        let native = Layer::new(family, shape, 3, 5).unwrap();
         let bytes = |layer: &Layer| layer.packed().map(|expert| expert.matrices().len()).sum::<usize>();
         let own_bytes = bytes(&native);
         let trial = Trial::of(native, ids, &weights, false);
-        let found = trial.run(&with_tile(&Sm90, &shape, tile), Schedule::Random(1));
+        let found = trial.run(&with_tile(family, &shape, tile), Schedule::Random(1));
         trial.check(what, &routed(&shape, ids, &weights), &found);
-        let widened = Layer::new(&Sm90, shape, 3, 5).unwrap().in_scaling(&Sm90, Scaling::NvFp4).unwrap();
+        let widened = Layer::new(family, shape, 3, 5).unwrap().in_scaling(family, Scaling::NvFp4).unwrap();
         assert_eq!(own_bytes * 18, bytes(&widened) * 17, "{what}");
         let nvfp4 = widened.shape;
         let trial = Trial::of(widened, ids, &weights, false);
-        let other = trial.run(&with_tile(&Sm90, &nvfp4, tile), Schedule::Latest);
-        assert!(found.iter().zip(&other).all(|(one, other)| one.to_bits() == other.to_bits()), "{what}");
-        // Other families widen it themselves.
-        if shape.precision == Precision::Exact {
-            for family in &FAMILIES[1..] {
-                let trial = Trial::new(*family, shape, ids, &weights, false);
-                let found = trial.run(&with_tile(*family, &shape, 64), Schedule::Earliest);
-                trial.check(what, &routed(&shape, ids, &weights), &found);
-            }
-        }
+        let other = trial.run(&with_tile(family, &nvfp4, tile), Schedule::Latest);
+        assert!(found.iter().zip(&other).all(|(one, other)| one.to_bits() == other.to_bits()), "{what}, {family:?}");
+    });
+}
+
+#[test]
+fn families_that_widen_mxfp4_compute_every_kind_of_layer_with_such_weights() {
+    let cases = mx_kinds(SHAPE).into_iter().flat_map(|(what, shape)| WIDENING.map(|family| (family, what, shape)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(family, what, shape)| {
+        let ids = &routings()[0].1[..18];
+        let weights = weights(ids.len());
+        let trial = Trial::new(family, shape, ids, &weights, false);
+        let found = trial.run(&with_tile(family, &shape, 64), Schedule::Earliest);
+        trial.check(what, &routed(&shape, ids, &weights), &found);
     });
 }
 
@@ -410,24 +420,28 @@ fn mxfp4_scales_that_neither_nvfp4_nor_halves_hold_are_exact_with_bfloat16_and_r
     let wide = LayerShape { scaling: Scaling::WideMxFp4, ..mx_kinds(SHAPE)[0].1 };
     let single = LayerShape { activation: Activation::F32, output: Output::F32, biased: true, ..wide };
     let ids = &routings()[0].1[..18];
-    for (shape, tile) in [(wide, 8), (wide, 64), (single, 16)] {
+    let cases = [(wide, 8), (wide, 64), (single, 16)];
+    for (family, (shape, tile)) in NATIVE.into_iter().flat_map(|family| cases.map(|case| (family, case))) {
         let weights = weights(ids.len());
-        let trial = Trial::new(&Sm90, shape, ids, &weights, false);
-        let found = trial.run(&with_tile(&Sm90, &shape, tile), Schedule::Random(3));
+        let trial = Trial::new(family, shape, ids, &weights, false);
+        let found = trial.run(&with_tile(family, &shape, tile), Schedule::Random(3));
         trial.check("many powers of two", &routed(&shape, ids, &weights), &found);
     }
-    for family in &FAMILIES[1..] {
-        let refused = Layer::new(*family, wide, 3, 5).unwrap_err().to_string();
+    for family in WIDENING {
+        let refused = Layer::new(family, wide, 3, 5).unwrap_err().to_string();
         assert!(refused.contains("no exact NVFP4 form"), "{refused}");
     }
-    let halves = LayerShape { activation: Activation::F16, ..wide };
-    let rounded = wide.in_precision(Precision::Fp8);
-    for shape in [halves, rounded, LayerShape { intermediate: Intermediate::NvFp4, ..wide }] {
-        let refused = plan::kernels(&Sm90, &shape, 16, &Facts::h200()).unwrap_err().to_string();
+    let refused = |family: &'static dyn Family, shape: LayerShape| {
+        let refused = plan::kernels(family, &shape, 16, &facts(family)).unwrap_err().to_string();
         assert!(refused.contains("more powers of two than f16 holds"), "{refused}");
         let products = [shape.gate_up(), shape.down()];
-        assert!(products.iter().any(|product| Sm90.expert_configs(product, 16, &Facts::h200()).is_empty()));
+        assert!(products.iter().any(|product| family.expert_configs(product, 16, &facts(family)).is_empty()));
+    };
+    for family in NATIVE {
+        refused(family, LayerShape { activation: Activation::F16, ..wide });
+        refused(family, LayerShape { intermediate: Intermediate::NvFp4, ..wide });
     }
+    refused(&Sm90, wide.in_precision(Precision::Fp8));
 }
 
 /// The vector of an expert's own gate.

@@ -485,13 +485,13 @@ fn groups_that_follow_each_other_in_one_array_are_stored_wherever_they_begin() {
     });
 }
 
-/// The same weights with scales of NVFP4.
-fn widened(weights: &Weights<'static>) -> Weights<'static> {
-    let own = |matrix: &Matrix<'static>| matrix.in_scaling(Scaling::NvFp4).unwrap().into_owned();
-    match weights.up() {
-        Some(up) => Weights::gated(own(weights.gate()), own(up)).unwrap(),
-        None => Weights::plain(own(weights.gate())),
-    }
+/// An instance with something else for each of its matrices.
+fn mapped(instance: &Instance, matrix: impl Fn(&Matrix<'static>) -> Matrix<'static>) -> Instance {
+    let weights = instance.weights.iter().map(|weights| match weights.up() {
+        Some(up) => Weights::gated(matrix(weights.gate()), matrix(up)).unwrap(),
+        None => Weights::plain(matrix(weights.gate())),
+    });
+    Instance { weights: weights.collect(), ..instance.clone() }
 }
 
 #[test]
@@ -504,35 +504,57 @@ fn mxfp4_weights_have_the_same_bits_as_with_scales_of_nvfp4_in_fewer_bytes() {
         "schedule=split-k",
         "tile=8x32,depth=256",
     ];
-    let cases = Activation::ALL.into_iter().flat_map(|activation| ways.map(|request| (activation, request)));
-    cases.collect::<Vec<_>>().into_par_iter().for_each(|(activation, request)| {
+    let on = |name| Activation::ALL.into_iter().flat_map(move |activation| ways.map(|way| (name, activation, way)));
+    let cases = [HOPPER, AMPERE].into_iter().flat_map(on);
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(name, activation, request)| {
         let case = case(&[(19, 40, 288), (0, 33, 64), (35, 72, 32)], activation, Gate::Silu, Output::F32);
         let case = Case { inputs: Inputs::PowersOfTwo, ..case };
         let instance = case.instance(3).unwrap();
-        let weights = instance.weights.iter().map(widened).collect();
-        let nvfp4 = Instance { weights, ..instance.clone() };
+        let nvfp4 = mapped(&instance, |matrix| matrix.in_scaling(Scaling::NvFp4).unwrap().into_owned());
         let [native, detour] =
-            [&instance, &nvfp4].map(|instance| simulate(instance, (HOPPER, request), Schedule::Random(5)));
+            [&instance, &nvfp4].map(|instance| simulate(instance, (name, request), Schedule::Random(5)));
         for (one, other) in native.iter().zip(&detour) {
-            assert_eq!(bits(one), bits(other), "{case} with {request}");
+            assert_eq!(bits(one), bits(other), "{case} with {request} on {name}");
         }
-        check(&case, (HOPPER, request), Schedule::Latest);
+        check(&case, (name, request), Schedule::Latest);
         let team = cpu::team(Some(1)).unwrap();
-        let packed =
-            |weights: &[Weights<'static>]| simulator(HOPPER, Schedule::Latest).prepack(weights, &team).unwrap();
+        let packed = |weights: &[Weights<'static>]| simulator(name, Schedule::Latest).prepack(weights, &team).unwrap();
         let (own, wider) = (packed(&instance.weights), packed(&nvfp4.weights));
         assert_eq!((own.scaling(), wider.scaling()), (Scaling::MxFp4, Scaling::NvFp4));
         assert_eq!(own.bytes() * 18, wider.bytes() * 17);
     });
 }
 
+/// The same matrix, whose scales are all powers of two that halves have.
+fn of_all_halves(matrix: &Matrix<'static>) -> Matrix<'static> {
+    let exponents: Vec<u8> = (0..matrix.scales().len()).map(|at| 135 - (at * 7 % 25) as u8).collect();
+    let codes = matrix.codes().to_vec();
+    let matrix = Matrix::mx(matrix.rows(), matrix.k(), codes, &exponents, matrix.global()).unwrap();
+    assert!(matrix.scaling() == Scaling::MxFp4 && matrix.in_scaling(Scaling::NvFp4).is_err());
+    matrix
+}
+
 #[test]
-fn mxfp4_scales_beyond_those_of_nvfp4_and_of_halves_are_exact_with_bfloat16_and_f32() {
-    for (activation, request) in
-        [(Activation::BF16, ""), (Activation::F32, ""), (Activation::BF16, "tile=8x32,depth=256")]
+fn mxfp4_scales_beyond_those_of_nvfp4_are_exact_with_tokens_of_halves() {
+    for (name, activation) in
+        [HOPPER, AMPERE].into_iter().flat_map(|name| [Activation::F16, Activation::NvFp4].map(|of| (name, of)))
     {
         let case = case(&[(19, 40, 288), (3, 33, 64)], activation, Gate::Silu, Output::F32);
-        check(&Case { inputs: Inputs::ManyPowers, ..case }, (HOPPER, request), Schedule::Random(1));
+        let case = Case { inputs: Inputs::PowersOfTwo, ..case };
+        let instance = mapped(&case.instance(2).unwrap(), of_all_halves);
+        let expected = Expected::new(&instance, false, 2, &cpu::team(Some(1)).unwrap());
+        let arithmetic = simulator(name, Schedule::Latest).arithmetic_of(&case.computed_problem().unwrap());
+        let report = expected.check(&simulate(&instance, (name, ""), Schedule::Latest), arithmetic);
+        assert!(report.passed(), "{case} on {name}: {} wrong; {:?}", report.failures, report.first);
+    }
+}
+
+#[test]
+fn mxfp4_scales_beyond_those_of_nvfp4_and_of_halves_are_exact_with_bfloat16_and_f32() {
+    let ways = [(Activation::BF16, ""), (Activation::F32, ""), (Activation::BF16, "tile=8x32,depth=256")];
+    for (name, (activation, request)) in [HOPPER, AMPERE].into_iter().flat_map(|name| ways.map(|way| (name, way))) {
+        let case = case(&[(19, 40, 288), (3, 33, 64)], activation, Gate::Silu, Output::F32);
+        check(&Case { inputs: Inputs::ManyPowers, ..case }, (name, request), Schedule::Random(1));
     }
     let case = case(&[(3, 40, 64)], Activation::F16, Gate::Silu, Output::F32);
     let instance = Case { inputs: Inputs::ManyPowers, ..case }.instance(1).unwrap();
@@ -540,7 +562,7 @@ fn mxfp4_scales_beyond_those_of_nvfp4_and_of_halves_are_exact_with_bfloat16_and_
     let layer = engine.load(&instance.weights, Gate::Silu).unwrap();
     let refused = engine.run(&layer, &instance.activations, Output::F32).unwrap_err().to_string();
     assert!(refused.contains("give bf16 or f32 tokens"), "{refused}");
-    for name in [AMPERE, BLACKWELL, DESKTOP] {
+    for name in [BLACKWELL, DESKTOP] {
         let packed = simulator(name, Schedule::Latest).prepack(&instance.weights, &cpu::team(Some(1)).unwrap());
         let refused = packed.unwrap_err().to_string();
         assert!(refused.contains("no exact NVFP4 form"), "{name}: {refused}");

@@ -86,6 +86,19 @@ fn configs() -> Vec<WarpMultiplySpec> {
             WarpMultiplySpec { element, ..sized(Interleaved, [8, 32, 2, 4], PerTile) },
         ]);
     }
+    for spec in [
+        sized(Interleaved, [8, 32, 4, 8], PerTile),
+        sized(Interleaved, [32, 64, 2, 4], SplitK),
+        sized(Interleaved, [64, 256, 1, 4], PerTile),
+        sized(Interleaved, [128, 128, 1, 4], Persistent),
+        sized(Sequential, [64, 128, 1, 4], PerTile),
+        WarpMultiplySpec { resident: 2, ..sized(Interleaved, [32, 64, 1, 4], PerTile) },
+        WarpMultiplySpec { element: Tokens::Bf16, ..sized(Single, [128, 256, 1, 4], Persistent) },
+    ] {
+        all.push(WarpMultiplySpec { scaling: Scaling::MxFp4, ..spec });
+    }
+    let wide = WarpMultiplySpec { scaling: Scaling::WideMxFp4, ..sized(Interleaved, [8, 32, 2, 4], PerTile) };
+    all.push(WarpMultiplySpec { element: Tokens::Bf16Sum, ..wide });
     let functions = [Gate::GeluTanh, Gate::GPT_OSS, Gate::SiluLimited { limit: 7.0 }].map(Function::of);
     for (function, output) in functions.into_iter().zip([Output::BF16, Output::F32, Output::F16]) {
         for epilogue in [Epilogue::Direct, Epilogue::Staged] {
@@ -158,7 +171,11 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
     let alike = LayerShape { invariant: true, ..layer };
     let sizes =
         [(layer, [8, 16, 64, 128]), (alike, [8, 32, 64, 128]), (halves, [8, 32, 96, 128]), (single, [8, 16, 32, 64])];
-    let cases = sizes.into_iter().flat_map(|(layer, tiles)| tiles.map(|tile| (layer, tile)));
+    // Where MXFP4 is widened, its kernels are those of NVFP4.
+    let takes_mx = family.scaling(Scaling::MxFp4).is_mx();
+    let mx = sizes.map(|(layer, tiles)| (LayerShape { scaling: Scaling::MxFp4, ..layer }, tiles));
+    let sizes = sizes.into_iter().chain(mx.into_iter().filter(|_| takes_mx));
+    let cases = sizes.flat_map(|(layer, tiles)| tiles.map(|tile| (layer, tile)));
     let mut all: Vec<KernelSpec> = cases
         .flat_map(|(layer, tile): (LayerShape, u32)| {
             let tile = if target == Target::Sm100f { tile.next_multiple_of(16) } else { tile };
@@ -257,7 +274,8 @@ fn a_size_that_the_kernels_lack_is_refused() {
         WarpMultiplySpec { element: Tokens::NvFp4, ..COMMON },
         WarpMultiplySpec { target: Target::Sm120f, stages: 8, ..COMMON },
         WarpMultiplySpec { scaling: Scaling::Fp8, ..COMMON },
-        WarpMultiplySpec { scaling: Scaling::MxFp4, ..COMMON },
+        WarpMultiplySpec { scaling: Scaling::WideMxFp4, ..COMMON },
+        WarpMultiplySpec { scaling: Scaling::MxFp4, target: Target::Sm120f, stages: 3, ..COMMON },
         WarpMultiplySpec { scaling: Scaling::Fp8, ..sized(Products::Single, [8, 64, 4, 4], Schedule::SplitK) },
         WarpMultiplySpec {
             scaling: Scaling::MxFp8,

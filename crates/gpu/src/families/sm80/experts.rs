@@ -2,7 +2,7 @@
 
 use format::Scaling;
 use op::{Config, Strategy};
-use ptx::Target;
+use ptx::{Feature, Target};
 
 use super::kernel::{Products, Tokens, UNIT, WarpMultiplySpec};
 use crate::families::choice::sizes;
@@ -31,9 +31,11 @@ pub fn kernel(
     experts::check(shape, config, &[Strategy::Interleaved])?;
     let [tokens, columns, units, stages] = sizes(target.name(), config, &[])?;
     let products = if shape.gate.matrices() == 2 { Products::Interleaved } else { Products::Single };
+    // Packed for tensor cores that take NVFP4 itself, MXFP4 has been widened.
+    let scaling = if target.has(Feature::BlockScaledMma) { Scaling::NvFp4 } else { shape.scaling };
     let spec = WarpMultiplySpec {
         target,
-        scaling: Scaling::NvFp4,
+        scaling,
         products,
         resident: 1,
         tokens,

@@ -19,6 +19,7 @@ mod multiply;
 
 use std::sync::Arc;
 
+use format::Scaling;
 use op::{Activation, Arithmetic, Config, Cost, Precision, Problem, Result};
 use ptx::Target;
 
@@ -53,6 +54,10 @@ impl Family for Sm80 {
     fn oldest_driver(&self) -> i32 {
         // It reads PTX 8.1, which kernels with large tables of groups are.
         super::OLDEST_DRIVER
+    }
+
+    fn scaling(&self, of_weights: Scaling) -> Scaling {
+        of_weights
     }
 
     fn arithmetic(&self, activation: Activation) -> Arithmetic {

@@ -112,7 +112,7 @@ impl Consumer {
         let [words, scales] = match config.element {
             Tokens::NvFp4 => [k.shl(lane, 3), CodeOperands::weight_scales(k, &config, lane)],
             _ if config.scaling.is_fp8() => ByteWeights::offsets(k, &config, lane),
-            _ => Weights::offsets(k, lane),
+            _ => Weights::offsets(k, &config, lane),
         };
         let weights_at = k.mul_add(along_k, weight_bytes, words);
         let scales_behind = k.mul_add(along_k, weight_bytes, scales);
@@ -132,11 +132,11 @@ impl Consumer {
             scales_at: k.add(scales_at, config.units * token_bytes + config.strips() * strip_codes),
             operands: match config.element {
                 Tokens::NvFp4 => Operands::Codes(CodeOperands::new(k, &config, lane)),
-                element => {
+                _ => {
                     let plain = config.takes_codes().then(|| Weights::scale_shift(k, lane));
                     let weights = |k: &mut Builder| match config.scaling.is_fp8() {
                         true => Fragment::Bytes(ByteWeights::new(k, &config)),
-                        false => Fragment::Codes(Weights::new(k, element, config.codes(), plain)),
+                        false => Fragment::Codes(Weights::new(k, &config, plain)),
                     };
                     Operands::Floats(FloatOperands {
                         weights: (0..fragments).map(|_| weights(k)).collect(),

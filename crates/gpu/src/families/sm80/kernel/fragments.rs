@@ -1,33 +1,41 @@
 //! Weights from codes and scales, and tokens from shared memory: the operands of `mma.sync` in a warp's registers.
+//!
+//! Scales that are powers of two for a whole word (MXFP4) are half as many bytes, and both slices of a word take the
+//! same pair.
 
-use ptx::instr::{MatrixElement, Warp};
-use ptx::{Addr, Bf16x2, Builder, F16x2, Reg, Shared, U32};
+use ptx::instr::{MatrixElement, Warp, Width};
+use ptx::{Addr, Bf16x2, Builder, F16x2, PackedPair, Reg, Shared, U32, W32};
 
-use super::{SLICES, STRIP_CODES, STRIP_SCALES, TOKEN_BYTES, Tokens};
+use super::{SLICES, TOKEN_BYTES, Tokens, WarpMultiplySpec};
 use crate::pack::Codes;
-use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, scale_pair};
+use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, power_pair, scale_pair};
 
 /// One thread's share of a fragment of weights: words and scales as they come, and what was made of them. Index 0 is
 /// the strip of rows r, index 1 that of rows r + 8.
 pub(super) struct Weights {
     element: Tokens,
     order: Codes,
+    /// Whether scales are powers of two, one for a word.
+    powers: bool,
+    strip_bytes: [u32; 2],
     /// Where words are plain codes: by how many bits a lane shifts scales.
     plain: Option<Reg<U32>>,
     words: [[Reg<U32>; 2]; 2],
     scales: [Reg<U32>; 2],
     /// Scales of the two slices that one word covers, or where words are plain codes those of the two words, as a pair
-    /// of floats.
+    /// of floats; of powers of two one scale twice.
     pairs: [Reg<U32>; 2],
     /// The slice that is multiplied, and the one after it.
     sets: [[Reg<U32>; 4]; 2],
 }
 
 impl Weights {
-    pub fn new(k: &mut Builder, element: Tokens, order: Codes, plain: Option<Reg<U32>>) -> Self {
+    pub fn new(k: &mut Builder, config: &WarpMultiplySpec, plain: Option<Reg<U32>>) -> Self {
         Weights {
-            element,
-            order,
+            element: config.element,
+            order: config.codes(),
+            powers: config.scaling.is_mx(),
+            strip_bytes: config.strip_bytes(),
             plain,
             words: [k.registers(), k.registers()],
             scales: k.registers(),
@@ -37,9 +45,9 @@ impl Weights {
     }
 
     /// Bytes from a strip's codes to a lane's words, and from a strip's scales to its row's.
-    pub fn offsets(k: &mut Builder, lane: Reg<U32>) -> [Reg<U32>; 2] {
+    pub fn offsets(k: &mut Builder, config: &WarpMultiplySpec, lane: Reg<U32>) -> [Reg<U32>; 2] {
         let row = k.shr(lane, 2);
-        [k.shl(lane, 3), k.shl(row, 2)]
+        [k.shl(lane, 3), k.shl(row, config.chunk().row_scale_bytes.trailing_zeros())]
     }
 
     /// Bits by which a lane shifts scales to have its own below: of the two steps that a plain word is of, lanes 0 and
@@ -52,9 +60,11 @@ impl Weights {
     /// Reads the words and scales of a unit. `codes` and `scales` are where the lane's are in the unit's first strip;
     /// `strips` are the two of this fragment.
     pub fn load(&self, k: &mut Builder, codes: Addr<Shared>, scales: Addr<Shared>, strips: [u32; 2]) {
+        let [code_bytes, scale_bytes] = self.strip_bytes;
         for (row, strip) in strips.into_iter().enumerate() {
-            let words: [Reg<U32>; 2] = k.load_vector(codes.plus((strip * STRIP_CODES).cast_signed()));
-            let scale: Reg<U32> = k.load(scales.plus((strip * STRIP_SCALES).cast_signed()));
+            let words: [Reg<U32>; 2] = k.load_vector(codes.plus((strip * code_bytes).cast_signed()));
+            let at = scales.plus((strip * scale_bytes).cast_signed());
+            let scale = if self.powers { k.load_narrow(Width::B16, at) } else { k.load(at) };
             k.set(self.words[row][0], words[0]);
             k.set(self.words[row][1], words[1]);
             k.set(self.scales[row], scale);
@@ -69,7 +79,8 @@ impl Weights {
             let (codes, scale) = match self.plain {
                 None => {
                     if second == 0 {
-                        let pair = scale_pair(k, self.element, self.scales[row], word);
+                        let pair = if self.powers { power_pair } else { scale_pair };
+                        let pair = pair(k, self.element, self.scales[row], word);
                         k.set(self.pairs[row], pair);
                     }
                     let codes = match self.order {
@@ -132,14 +143,22 @@ impl Weights {
     /// GPU that this is for; adding −0 to a product changes nothing.
     fn scaled(&self, k: &mut Builder, pair: Reg<U32>, second: usize, codes: [Reg<U32>; 2]) -> [Reg<U32>; 2] {
         if self.element == Tokens::F16 {
-            let scale = k.unpack_pair(pair.cast::<F16x2>())[second];
-            let both: Reg<F16x2> = k.pack_pair(scale, scale);
+            let both = self.twice::<F16x2>(k, pair, second);
             return codes.map(|codes| k.mul(codes.cast::<F16x2>(), both).cast());
         }
-        let scale = k.unpack_pair(pair.cast::<Bf16x2>())[second];
-        let both: Reg<Bf16x2> = k.pack_pair(scale, scale);
+        let both = self.twice::<Bf16x2>(k, pair, second);
         let nothing = k.bits::<Bf16x2>(0x8000_8000);
         codes.map(|codes| k.fma(codes.cast::<Bf16x2>(), both, nothing).cast())
+    }
+
+    /// The first or second scale of a pair, twice.
+    fn twice<P: PackedPair<Width = W32>>(&self, k: &mut Builder, pair: Reg<U32>, second: usize) -> Reg<P> {
+        let pair = pair.cast::<P>();
+        if self.powers {
+            return pair;
+        }
+        let scale = k.unpack_pair(pair)[second];
+        k.pack_pair(scale, scale)
     }
 
     /// A made fragment.

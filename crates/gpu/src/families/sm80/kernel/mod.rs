@@ -66,7 +66,7 @@ const SPARE_REGISTERS: u32 = 2;
 pub struct WarpMultiplySpec {
     /// What it is assembled for, which says how weights are packed.
     pub target: Target,
-    /// How the packed weights share scales: NVFP4, or any kind of FP8.
+    /// How the packed weights share scales.
     pub scaling: Scaling,
     /// Which products.
     pub products: Products,
@@ -326,7 +326,11 @@ impl WarpMultiplySpec {
         let plain = self.products == Products::Single && self.experts.is_none() && self.schedule != Schedule::SplitK;
         let wanted = match self.scaling {
             Scaling::NvFp4 => return Ok(()),
-            Scaling::MxFp4 | Scaling::WideMxFp4 => "nvfp4: mxfp4 is widened to it before it is packed for this kernel",
+            Scaling::MxFp4 | Scaling::WideMxFp4 if self.takes_codes() => {
+                "nvfp4, to which mxfp4 is widened before it is packed for these tensor cores"
+            }
+            Scaling::WideMxFp4 if self.element == Tokens::F16 => "at most 25 powers of two, which is what f16 has",
+            Scaling::MxFp4 | Scaling::WideMxFp4 => return Ok(()),
             _ if plain && !self.takes_codes() => return Ok(()),
             _ => "one matrix, not of experts and with all of k in a block, on tensor cores of 16 bits: that is FP8's",
         };
