@@ -127,21 +127,21 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             Some(Arith::Select { .. }) => site.way.arch == "sm_100a",
             _ => false,
         },
-        counts: &[("sm_90a", &[3, 0, 2, 4, 2, 3, 3, 3]), ("sm_100a", &[4, 4, 7, 4, 4, 4, 4, 4, 4, 8, 5, 6, 5, 5])],
+        counts: &[("sm_90a", &[3, 0, 2, 4, 2, 3, 3, 3, 3]), ("sm_100a", &[4, 4, 7, 4, 4, 4, 4, 4, 4, 8, 5, 6, 5, 5])],
     },
     Equivalent {
         reason: "announcing bytes publishes nothing: the copies signal for themselves",
         mistakes: &["ordering relaxed"],
         phases: &["produce", "consume/combine"],
         is: |site| matches!(site.op(), Op::Barrier(Barrier::ArriveExpectTx { .. })),
-        counts: &[("sm_90a", &[2, 3, 2, 4, 2, 2, 2, 2]), ("sm_100a", &[2, 2, 4, 2, 2, 2, 1, 1, 1, 2, 2, 2, 2, 1])],
+        counts: &[("sm_90a", &[2, 3, 2, 4, 2, 2, 2, 2, 2]), ("sm_100a", &[2, 2, 4, 2, 2, 2, 1, 1, 1, 2, 2, 2, 2, 1])],
     },
     Equivalent {
         reason: "waiting again for a grid that has ended costs nothing",
         mistakes: &["guard dropped"],
         phases: &["produce"],
         is: |site| *site.op() == Op::Control(Control::GridDependencyWait),
-        counts: &[("sm_90a", &[1, 1, 1, 2, 1, 1, 1, 1]), ("sm_100a", &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])],
+        counts: &[("sm_90a", &[1, 1, 1, 2, 1, 1, 1, 1, 1]), ("sm_100a", &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])],
     },
     Equivalent {
         reason: "the second pass over k comes after the first, which has waited",
@@ -151,7 +151,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let waits = Op::Control(Control::GridDependencyWait);
             *site.op() == waits && site.before().iter().any(|instr| instr.op == waits)
         },
-        counts: &[("sm_90a", &[0, 0, 0, 2, 0, 0, 0, 0])],
+        counts: &[("sm_90a", &[0, 0, 0, 2, 0, 0, 0, 0, 0])],
     },
     Equivalent {
         reason: "how many registers the code needs is for the assembler to say, and its report is tested",
@@ -161,7 +161,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let more = RegisterChange::Increase;
             matches!(site.op(), Op::Control(Control::SetMaxRegisters { change, .. }) if *change == more)
         },
-        counts: &[("sm_90a", &[1, 1, 1, 1, 1, 1, 1, 1])],
+        counts: &[("sm_90a", &[1, 1, 1, 1, 1, 1, 1, 1, 1])],
     },
     Equivalent {
         reason: "dividing by one tile of tokens changes nothing",
@@ -171,7 +171,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let first = site.skipped().first().map(|instr| &instr.op);
             matches!(first, Some(Op::Arith(Arith::Binary { op: BinaryOp::Div, .. })))
         },
-        counts: &[("sm_90a", &[3, 3, 3, 3, 3, 3, 3, 3])],
+        counts: &[("sm_90a", &[3, 3, 3, 3, 3, 3, 3, 3, 3])],
     },
     Equivalent {
         reason: "the words of a unit behind the last are loaded, and never multiplied",
@@ -180,7 +180,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
         is: |site| {
             !site.skipped().is_empty() && site.skipped().iter().all(|instr| site.phase_of(instr) == "consume/load")
         },
-        counts: &[("sm_90a", &[1, 0, 0, 0, 0, 1, 0, 1])],
+        counts: &[("sm_90a", &[1, 0, 0, 0, 0, 1, 0, 1, 1])],
     },
     Equivalent {
         reason: "tokens beyond the tile are computed for nothing, and not stored",
@@ -191,7 +191,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let stores = |instr: &Instr| to_c(&instr.op) && instr.guard.is_none();
             site.if_more_than_constant() && !site.skipped().iter().any(stores)
         },
-        counts: &[("sm_80", &[8, 20]), ("sm_90a", &[2, 5, 1, 2, 1, 1, 0, 2]), ("sm_120a", &[12])],
+        counts: &[("sm_80", &[8, 20, 8]), ("sm_90a", &[2, 5, 1, 2, 1, 1, 0, 2, 2]), ("sm_120a", &[12])],
     },
     Equivalent {
         reason: "warps that gave their sums away add them up too: the memory stays, and nobody reads their registers",
@@ -202,7 +202,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let adds = |instr: &Instr| loads(instr) || matches!(instr.op, Op::Arith(_));
             site.sums_stay() && site.skipped().iter().all(adds) && site.skipped().iter().any(loads)
         },
-        counts: &[("sm_80", &[1, 0]), ("sm_90a", &[0, 0, 1, 0, 0, 0, 0, 0])],
+        counts: &[("sm_80", &[1, 0, 1]), ("sm_90a", &[0, 0, 1, 0, 0, 0, 0, 0, 0])],
     },
     Equivalent {
         reason: "all met when the sums of two warpgroups were joined, in memory of their own",
@@ -211,7 +211,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
         is: |site| {
             site.has_region("sums") && !site.before().iter().any(|instr| site.phase_of(instr) == "consume/finish/stage")
         },
-        counts: &[("sm_90a", &[0, 0, 1, 0, 0, 0, 0, 0])],
+        counts: &[("sm_90a", &[0, 0, 1, 0, 0, 0, 0, 0, 0])],
     },
     Equivalent {
         reason: "fragments are made two multiplications ahead: the fence before covers them; the assembler wants each",
@@ -225,7 +225,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let fenced = round.into_iter().any(fence) || overlaps(site) && site.before().iter().any(fence);
             fenced && site.kernel_has(|op| *op == TWO_IN_FLIGHT)
         },
-        counts: &[("sm_90a", &[0, 6, 6, 12, 6, 6, 23, 0])],
+        counts: &[("sm_90a", &[0, 6, 6, 12, 6, 6, 23, 0, 0])],
     },
     Equivalent {
         reason: "the group joins the next one, and is waited for with it before anything depends on it",
@@ -238,14 +238,14 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let next = site.after().iter().map(|instr| &instr.op).find(groups);
             next == Some(&Op::Wgmma(Wgmma::Commit)) && !overlaps(site)
         },
-        counts: &[("sm_90a", &[0, 1, 6, 2, 1, 1, 0, 0])],
+        counts: &[("sm_90a", &[0, 1, 6, 2, 1, 1, 0, 0, 0])],
     },
     Equivalent {
         reason: "a stage is multiplied to its end before the next begins: no older group is in flight",
         mistakes: &["group wait dropped", "one group more in flight", "stage released early"],
         phases: &["consume"],
         is: |site| *site.op() == TWO_IN_FLIGHT && site.one_stage_each(),
-        counts: &[("sm_90a", &[0, 0, 10, 0, 0, 0, 0, 0])],
+        counts: &[("sm_90a", &[0, 0, 10, 0, 0, 0, 0, 0, 0])],
     },
     Equivalent {
         reason: "after the last pass of a block's only tile nobody waits for its stages",
@@ -257,28 +257,28 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
                 release(&site.phase()) || site.after().first().is_some_and(|next| release(&site.phase_of(next)));
             releases && !site.loops_later()
         },
-        counts: &[("sm_90a", &[0, 0, 0, 8, 0, 0, 0, 0])],
+        counts: &[("sm_90a", &[0, 0, 0, 8, 0, 0, 0, 0, 0])],
     },
     Equivalent {
         reason: "with two stages one other thread passes the test, and may make the barrier as well",
         mistakes: &["guard inverted"],
         phases: &["prepare"],
         is: |site| site.barrier_region().is_some() && site.config().is_some_and(|config| config.stages == 2),
-        counts: &[("sm_90a", &[0, 2, 0, 0, 6, 0, 4, 0])],
+        counts: &[("sm_90a", &[0, 2, 0, 0, 6, 0, 4, 0, 0])],
     },
     Equivalent {
         reason: "taking turns at the tensor cores publishes nothing: it only orders their use",
         mistakes: &["one arrival too few expected", "ordering relaxed"],
         phases: &["prepare", "consume/take turns"],
         is: |site| site.phase() != "prepare" || site.barrier_region() == Some("done"),
-        counts: &[("sm_90a", &[0, 0, 0, 0, 4, 0, 0, 0])],
+        counts: &[("sm_90a", &[0, 0, 0, 0, 4, 0, 0, 0, 0])],
     },
     Equivalent {
         reason: "there are only barriers to publish, no columns, and the fence of their initialisation does that",
         mistakes: &["ordering relaxed"],
         phases: &["prepare"],
         is: |site| !site.kernel_has(|op| matches!(op, Op::Tcgen05(Tcgen05::Alloc { .. }))),
-        counts: &[("sm_90a", &[0, 1, 0, 0, 0, 0, 0, 0])],
+        counts: &[("sm_90a", &[0, 1, 0, 0, 0, 0, 0, 0, 0])],
     },
     Equivalent {
         reason: "all threads meet behind it, and both that copy have a proxy fence of their own before they do",
@@ -288,28 +288,28 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let by_warps = site.config().is_some_and(|config| WARPS.value(&config.own) > 0);
             by_warps && *site.op() == Op::Fence(Fence::BarrierInit)
         },
-        counts: &[("sm_90a", &[0, 0, 0, 0, 0, 0, 0, 1])],
+        counts: &[("sm_90a", &[0, 0, 0, 0, 0, 0, 0, 1, 0])],
     },
     Equivalent {
         reason: "the first unit of a copied stage is always there",
         mistakes: &["zeros not filled in"],
         phases: &["multiply/copy"],
         is: |site| site.copies_first_weights(),
-        counts: &[("sm_80", &[3, 0])],
+        counts: &[("sm_80", &[3, 0, 3])],
     },
     Equivalent {
         reason: "where there is no second stage, zeros land in its place, are waited for, and are never read",
         mistakes: &["guard dropped"],
         phases: &["multiply/copy"],
         is: |site| site.first_copies() == Some(true) && site.if_stage_is_there(),
-        counts: &[("sm_80", &[6, 5]), ("sm_120a", &[1])],
+        counts: &[("sm_80", &[6, 5, 6]), ("sm_120a", &[1])],
     },
     Equivalent {
         reason: "where there is no second stage, weights of the next rows land in its place, and are never read",
         mistakes: &["guard dropped"],
         phases: &["multiply/copy"],
         is: |site| site.first_copies() == Some(false) && site.if_stage_is_there() && site.copies_first_weights(),
-        counts: &[("sm_80", &[0, 1])],
+        counts: &[("sm_80", &[0, 1, 0])],
     },
     Equivalent {
         reason: "pieces behind the prologue's last stage land where the next stage is copied to later",
@@ -322,7 +322,7 @@ pub(super) static EQUIVALENT: &[Equivalent] = &[
             let both = matches!(guard, Some(Arith::Predicate { op, .. }) if both(op));
             site.first_copies() == Some(true) && last && both
         },
-        counts: &[("sm_80", &[1, 0])],
+        counts: &[("sm_80", &[1, 0, 1])],
     },
 ];
 

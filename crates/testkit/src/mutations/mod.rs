@@ -26,7 +26,7 @@ use gpu::simulated::Staged;
 use hammerhead::{Plan, cpu};
 use op::{Backend, Error, Operands, Request, Result, Shape, Target};
 
-use crate::cases::{Case, Inputs, Instance, Suite};
+use crate::cases::{Case, Instance, Suite};
 use crate::verify::{Expected, poisoned};
 use equivalents::{EQUIVALENT, Equivalent};
 use site::Site;
@@ -190,7 +190,7 @@ impl Problem {
             activation: way.activation,
             output: way.output,
             precision: way.precision,
-            inputs: Inputs::Realistic,
+            inputs: way.inputs,
             timed: false,
         };
         let instance = case.instance(1)?;

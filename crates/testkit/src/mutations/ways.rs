@@ -7,6 +7,8 @@
 
 use op::{Activation, Gate, Output, Precision};
 
+use crate::cases::Inputs;
+
 /// A kernel that is broken: how it is asked for, and the problems on which its mutants run.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
@@ -26,6 +28,8 @@ pub struct Way {
     pub gate: Gate,
     /// The type of C.
     pub output: Output,
+    /// What operands consist of, which says how weights share scales.
+    pub inputs: Inputs,
     /// Tokens, columns and k of each group of each problem; the smallest first.
     pub problems: &'static [&'static [(usize, usize, usize)]],
 }
@@ -39,6 +43,7 @@ const HOPPER: Way = Way {
     precision: Precision::Exact,
     gate: Gate::None,
     output: Output::F32,
+    inputs: Inputs::Realistic,
     problems: &[],
 };
 const AMPERE: Way = Way { arch: "sm_80", backend: "sim:sm80", ..HOPPER };
@@ -49,9 +54,13 @@ const BLACKWELL: Way = Way { arch: "sm_100a", backend: "sim:sm_100a", activation
 const SMALL: &[&[(usize, usize, usize)]] =
     &[&[(16, 64, 16)], &[(21, 40, 80)], &[(9, 40, 176)], &[(5, 72, 1680)], &[(68, 40, 592)], &[(77, 132, 384)]];
 
+/// The same whose k is whole blocks of MXFP4.
+const WHOLE_BLOCKS: &[&[(usize, usize, usize)]] =
+    &[&[(16, 64, 32)], &[(21, 40, 96)], &[(9, 40, 160)], &[(5, 72, 1696)], &[(36, 132, 384)]];
+
 /// The ways that are broken. On Hopper few tokens take the coarse main loop, many the fine one; two passes are a kernel
 /// of one matrix, as the first two.
-pub static WAYS: [Way; 25] = [
+pub static WAYS: [Way; 27] = [
     Way {
         name: "a tile per block, few tokens",
         request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
@@ -109,6 +118,14 @@ pub static WAYS: [Way; 25] = [
         ..HOPPER
     },
     Way {
+        name: "MXFP4, a tile per block, few tokens",
+        request: "strategy=interleaved,tile=16x128,depth=128,stages=2,epilogue=direct,schedule=tile",
+        activation: Activation::BF16,
+        inputs: Inputs::PowersOfTwo,
+        problems: WHOLE_BLOCKS,
+        ..HOPPER
+    },
+    Way {
         name: "mma.sync, warps along k",
         request: "strategy=interleaved,tile=16x32,depth=128,stages=3,epilogue=direct,schedule=tile",
         problems: SMALL,
@@ -118,6 +135,14 @@ pub static WAYS: [Way; 25] = [
         name: "mma.sync, several tiles per block",
         request: "strategy=interleaved,tile=40x64,depth=64,stages=3,epilogue=staged,schedule=persistent",
         problems: SMALL,
+        ..AMPERE
+    },
+    Way {
+        name: "mma.sync, MXFP4, several tiles per block",
+        request: "strategy=interleaved,tile=16x32,depth=128,stages=3,epilogue=direct,schedule=persistent",
+        activation: Activation::BF16,
+        inputs: Inputs::PowersOfTwo,
+        problems: WHOLE_BLOCKS,
         ..AMPERE
     },
     Way {
