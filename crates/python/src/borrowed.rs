@@ -1,14 +1,14 @@
 //! Matrices, weights and tokens as Python lends them.
 
-use hammerhead::format::{Dense, GlobalScale, Matrix};
+use hammerhead::format::{Dense, GlobalScale, MX_BLOCK, Matrix};
 use hammerhead::{Activations, MlpWeights, Weights};
 use pyo3::prelude::*;
 
 use crate::dlpack::{Array, Place};
 use crate::error::{Error, Result};
 
-/// An NVFP4 matrix as Python gives it: codes, scales and the global scale.
-pub type MatrixParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, f64);
+/// An NVFP4 or MXFP4 matrix as Python gives it: codes, scales, the global scale and how many elements share a scale.
+pub type MatrixParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, f64, usize);
 /// An array of numbers as Python gives it, with the name its owner has for its type.
 pub type NumberParts<'py> = (Bound<'py, PyAny>, String);
 
@@ -27,19 +27,20 @@ pub enum TokenParts<'py> {
     Dense(NumberParts<'py>),
 }
 
-/// A borrowed NVFP4 matrix.
+/// A borrowed NVFP4 or MXFP4 matrix.
 pub struct BorrowedMatrix {
     pub codes: Array,
     pub scales: Array,
     pub global: GlobalScale,
+    block: usize,
 }
 
 impl BorrowedMatrix {
     /// Borrows its arrays.
-    pub fn new((codes, scales, global): &MatrixParts<'_>, what: &str, in_order: bool) -> Result<Self> {
+    pub fn new((codes, scales, global, block): &MatrixParts<'_>, what: &str, in_order: bool) -> Result<Self> {
         let codes = Array::borrow(codes, format!("the codes of {what}"), in_order)?;
         let scales = Array::borrow(scales, format!("the scales of {what}"), in_order)?;
-        Ok(Self { codes, scales, global: GlobalScale::nearest(*global) })
+        Ok(Self { codes, scales, global: GlobalScale::nearest(*global), block: *block })
     }
 
     /// Its rows and K.
@@ -47,9 +48,10 @@ impl BorrowedMatrix {
         let (rows, packed) = self.codes.matrix_shape()?;
         let k = packed.saturating_mul(2);
         let (scale_rows, blocks) = self.scales.matrix_shape()?;
-        if (scale_rows, blocks) != (rows, k / 16) {
+        let expected = k / self.block;
+        if (scale_rows, blocks) != (rows, expected) {
             let found = format!("their shape is [{scale_rows}, {blocks}], but codes of [{rows}, {packed}] need");
-            return Err(Error::value(self.scales.what(), format!("{found} [{rows}, {}]", k / 16)));
+            return Err(Error::value(self.scales.what(), format!("{found} [{rows}, {expected}]")));
         }
         Ok((rows, k))
     }
@@ -57,7 +59,11 @@ impl BorrowedMatrix {
     /// The matrix that they make.
     pub fn matrix(&self) -> Result<Matrix<'_>> {
         let (rows, k) = self.shape()?;
-        Ok(Matrix::new(rows, k, self.codes.bytes()?, self.scales.bytes()?, self.global)?)
+        let (codes, scales) = (self.codes.bytes()?, self.scales.bytes()?);
+        match self.block {
+            MX_BLOCK => Ok(Matrix::mx(rows, k, codes, scales, self.global)?),
+            _ => Ok(Matrix::new(rows, k, codes, scales, self.global)?),
+        }
     }
 }
 

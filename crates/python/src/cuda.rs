@@ -92,7 +92,7 @@ fn device_tokens(tokens: &BorrowedTokens) -> Result<(DeviceTokens, usize)> {
         BorrowedTokens::Dense(array, element) => dense_tokens(array, element),
         BorrowedTokens::NvFp4(matrix) => {
             let (rows, k) = matrix.shape()?;
-            let BorrowedMatrix { codes, scales, global } = matrix;
+            let BorrowedMatrix { codes, scales, global, .. } = matrix;
             codes.expect_bytes()?;
             scales.expect_bytes()?;
             if !global.is_usable() {

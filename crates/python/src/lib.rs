@@ -58,7 +58,7 @@ fn quantize(
     Ok(quantised.global().value())
 }
 
-/// Writes the numbers that an NVFP4 matrix stands for into `values`, f32.
+/// Writes the numbers that a matrix stands for into `values`, f32.
 #[pyfunction]
 fn dequantize(py: Python<'_>, matrix: MatrixParts<'_>, values: Bound<'_, PyAny>) -> Result<()> {
     let source = BorrowedMatrix::new(&matrix, "the matrix", false)?;

@@ -34,10 +34,14 @@ def f32_tensors(path):
 
 
 def decode(matrix):
-    """An NVFP4 matrix in float64, whatever library its arrays are of."""
+    """An NVFP4 or MXFP4 matrix in float64, whatever library its arrays are of."""
     codes, scales = np.asarray(matrix.codes), np.asarray(matrix.scales)
     values = np.stack([E2M1[codes & 15], E2M1[codes >> 4]], axis=-1).reshape(codes.shape[0], -1)
-    return values * np.repeat(E4M3[scales], 16, axis=1) * matrix.global_scale
+    if isinstance(matrix, hammerhead.MxFp4):
+        factors = np.repeat(np.exp2(scales.astype(np.float64) - 127), 32, axis=1)
+    else:
+        factors = np.repeat(E4M3[scales], 16, axis=1)
+    return values * factors * matrix.global_scale
 
 
 GATES = {

@@ -10,7 +10,7 @@ import pytest
 import reference
 
 import hammerhead
-from hammerhead import DualWeights, NvFp4
+from hammerhead import DualWeights, MxFp4, NvFp4
 
 DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)]
 named = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -37,6 +37,56 @@ def test_a_reciprocal_means_the_divisor_that_it_is_of():
     quotient = np.float32(6) / np.float32(61)
     assert quotient != np.float32(6) * np.float32(1 / 61), "this divisor would show nothing"
     assert (matrix.dequantize() == quotient).all()
+
+
+def of_powers(rng, rows, k, powers):
+    """An MXFP4 matrix whose scales are so many powers of two, the largest 1."""
+    codes = rng.integers(0, 256, (rows, k // 2), np.uint8)
+    return MxFp4(codes, 127 - np.resize(np.arange(powers, dtype=np.uint8), (rows, k // 32)), 2**-6)
+
+
+@named
+def test_mxfp4_weights_are_exact_over_more_powers_of_two_than_nvfp4_has(rng, dtype):
+    b1, b2 = (of_powers(rng, 72, 96, 40) for _ in range(2))
+    np.testing.assert_array_equal(b1.dequantize(), reference.decode(b1))
+    x = rng.standard_normal((5, 96)).astype(dtype)
+    reference.expect_close(DualWeights.from_arrays(b1, b2)(x), x, b1, b2)
+
+
+def test_layers_of_mxfp4_arrays_have_the_bits_of_the_same_weights_in_nvfp4(rng):
+    own = [of_powers(rng, *shape, 12) for shape in [(64, 96), (64, 96), (96, 64)]]
+    # 2⁰ to 2⁻⁶ are normal in e4m3, those below subnormal.
+    e4m3 = np.array([56, 48, 40, 32, 24, 16, 8, 4, 2, 1, 0, 0], np.uint8)
+    assert (reference.E4M3[e4m3[:10]] == np.exp2(-np.arange(10.0))).all()
+    own = [MxFp4(m.codes, np.maximum(m.scales, 127 - 9), m.global_scale) for m in own]
+    widened = [NvFp4(m.codes, np.repeat(e4m3[127 - m.scales], 2, axis=1), m.global_scale) for m in own]
+    x = rng.standard_normal((5, 96), dtype=np.float32)
+    ids, weights = np.array([[0, 1]] * 5, np.int32), np.full((5, 2), 0.5, np.float32)
+    results = []
+    for matrices in (own, widened):
+        mlp = hammerhead.Mlp.from_arrays(*matrices)
+        experts = hammerhead.Experts.from_arrays(*([matrix] * 2 for matrix in matrices))
+        linear = hammerhead.Linear.from_arrays(matrices[0])
+        results.append([mlp(x), experts(x, ids, weights), linear(x)])
+    for one, other in zip(*results):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_no_mxfp4_matrix_or_not_a_weight_is_refused(rng, matrices):
+    matrix = of_powers(rng, 24, 64, 8)
+    scales = matrix.scales
+    with pytest.raises(ValueError, match=r"shape is \[24, 4\], where codes of \[24, 32\] need \[24, 2\]"):
+        MxFp4(matrix.codes, np.repeat(scales, 2, axis=1))
+    with pytest.raises(ValueError, match="K is 48, and blocks of 32"):
+        MxFp4(matrix.codes[:, :24], scales[:, :1])
+    with pytest.raises(TypeError, match="scales: its elements are float8_e4m3fn"):
+        MxFp4(matrix.codes, scales.view(ml_dtypes.float8_e4m3fn))
+    nan = MxFp4(matrix.codes, np.where(np.arange(24)[:, None] == 5, np.uint8(255), scales))
+    with pytest.raises(ValueError, match="row 5, block 0 is NaN"):
+        hammerhead.Linear.from_arrays(nan)
+    with pytest.raises(TypeError, match="not MxFp4"):
+        DualWeights.from_arrays(*matrices(2, 40, 64))(matrix)
+    assert MxFp4(matrix.codes, scales.view(ml_dtypes.float8_e8m0fnu)).shape == (24, 64)
 
 
 @named

@@ -16,7 +16,7 @@ gate and the output.
 from hammerhead._adapters import Adapter, Adapters, LowRank
 from hammerhead._fp8 import Fp8Linear
 from hammerhead._layers import Experts, Linear, Mlp, MlpArrays
-from hammerhead._matrix import NvFp4, quantize
+from hammerhead._matrix import MxFp4, NvFp4, quantize
 from hammerhead._native import Checkpoint, __version__
 from hammerhead._threads import use_threads
 from hammerhead._weights import DualWeights, backends, dual_gemm, grouped
@@ -32,6 +32,7 @@ __all__ = [
     "LowRank",
     "Mlp",
     "MlpArrays",
+    "MxFp4",
     "NvFp4",
     "__version__",
     "backends",

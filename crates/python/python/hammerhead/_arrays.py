@@ -25,6 +25,7 @@ NUMBERS = ("float16", "bfloat16", "float32")
 SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 CODES = ("uint8", "float4_e2m1fn_x2")
 SCALES = ("uint8", "float8_e4m3fn")
+EXPONENTS = ("uint8", "float8_e8m0fnu")
 
 
 class Library(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hammerhead import _native
-from hammerhead._arrays import NUMBERS, SCALES, A, Library, expect_element, library_of
+from hammerhead._arrays import EXPONENTS, NUMBERS, SCALES, A, Library, expect_element, library_of
 from hammerhead._layers import PackedLayer
 from hammerhead._packed import EngineOptions, engine_of, opened
 from hammerhead._weights import _vector
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from hammerhead._arrays import Dtype
     from hammerhead._native import Checkpoint
-
-EXPONENTS = ("uint8", "float8_e8m0fnu")
-"""The types that scales of MXFP8 may have."""
 
 BLOCK = 128
 """The side of blocks, where nothing else is said."""

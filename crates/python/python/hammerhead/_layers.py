@@ -12,7 +12,7 @@ from hammerhead import _native
 from hammerhead._adapters import Adapter, Adapters, native_parts
 from hammerhead._adapters import lent as lent_adapters
 from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element, library_of
-from hammerhead._matrix import NvFp4
+from hammerhead._matrix import Matrix
 from hammerhead._native import Checkpoint
 from hammerhead._packed import EngineOptions, LayerOptions, MlpOptions, Packed, asked, declared, engine_of, opened
 from hammerhead._registry import register
@@ -92,7 +92,8 @@ class PackedLayer(Packed):
 
 
 class Linear(PackedLayer):
-    """One NVFP4 matrix: ``x @ weight.T + bias``. Tensors on a GPU are computed there, in torch's current stream."""
+    """One NVFP4 or MXFP4 matrix: ``x @ weight.T + bias``. Tensors on a GPU are computed there, in torch's current
+    stream."""
 
     _layer: _native.Layer
 
@@ -110,7 +111,7 @@ class Linear(PackedLayer):
     @classmethod
     def from_arrays(
         cls,
-        weight: NvFp4[A],
+        weight: Matrix[A],
         *,
         bias: Any = None,
         input_scale: Any = None,
@@ -156,13 +157,13 @@ class Linear(PackedLayer):
 class MlpArrays(Generic[A]):
     """The weights of one MLP: ``down(gate(x @ b1.T + b1_bias, x @ b2.T + b2_bias)) + down_bias``."""
 
-    b1: NvFp4[A]
+    b1: Matrix[A]
     """Gate weights, or the only ones where the gate takes one matrix: ``[n, k]``."""
 
-    b2: NvFp4[A] | None
+    b2: Matrix[A] | None
     """Up weights, ``[n, k]``."""
 
-    down: NvFp4[A]
+    down: Matrix[A]
     """The down projection, ``[k, n]``."""
 
     b1_bias: Any = None
@@ -259,9 +260,9 @@ class Mlp(FeedForward):
     @classmethod
     def from_arrays(
         cls,
-        b1: NvFp4[A],
-        b2: NvFp4[A] | None,
-        down: NvFp4[A],
+        b1: Matrix[A],
+        b2: Matrix[A] | None,
+        down: Matrix[A],
         *,
         b1_bias: Any = None,
         b2_bias: Any = None,
@@ -363,9 +364,9 @@ class Experts(FeedForward):
     @classmethod
     def from_arrays(
         cls,
-        b1: Sequence[NvFp4[A]],
-        b2: Sequence[NvFp4[A]] | None,
-        down: Sequence[NvFp4[A]],
+        b1: Sequence[Matrix[A]],
+        b2: Sequence[Matrix[A]] | None,
+        down: Sequence[Matrix[A]],
         *,
         b1_bias: Any = None,
         b2_bias: Any = None,

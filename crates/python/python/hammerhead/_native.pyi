@@ -8,8 +8,8 @@ from typing import Any, final
 __all__ = ["Adapters", "Checkpoint", "FeedForward", "Fp8Layer", "Layer", "__version__", "backends", "dequantize", "quantize", "serve_trials", "simulate", "use_threads"]
 __version__: str
 
-# An NVFP4 matrix: codes and scales as objects that speak DLPack (uint8), and the global scale.
-_Matrix = tuple[Any, Any, float]
+# An NVFP4 or MXFP4 matrix: codes and scales as objects that speak DLPack (uint8), the global scale, and how many elements share a scale.
+_Matrix = tuple[Any, Any, float, int]
 # Numbers: an object that speaks DLPack, and the name its owner has for the type of its elements.
 _Numbers = tuple[Any, str]
 # The weights of one product: one matrix or two, a bias per matrix, and what tokens are multiplied with first.

@@ -6,7 +6,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from hammerhead._arrays import library_of
-from hammerhead._matrix import NvFp4
+from hammerhead._matrix import Matrix
 from hammerhead._native import Checkpoint
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def engine_of(
     if unknown:
         raise TypeError(f"{min(unknown)}: there is no such option; there are {', '.join(sorted(known.__annotations__))}")
     backend = options.get("backend")
-    if backend is None and isinstance(first, NvFp4):
+    if backend is None and isinstance(first, Matrix):
         backend = library_of(first.codes, "the weights").backend(first.codes)
     return backend, options.get("threads"), options.get("config")
 

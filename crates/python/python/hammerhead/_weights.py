@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hammerhead import _native
 from hammerhead._arrays import NUMBERS, A, Library, element_name, expect_element, library_of
-from hammerhead._matrix import NvFp4
+from hammerhead._matrix import Matrix, NvFp4
 from hammerhead._native import Checkpoint
 from hammerhead._packed import Packed, declared, engine_of, opened
 
@@ -52,8 +52,8 @@ class DualWeights(Packed):
     @classmethod
     def from_arrays(
         cls,
-        b1: NvFp4[A] | Sequence[NvFp4[A]],
-        b2: NvFp4[A] | Sequence[NvFp4[A]] | None = None,
+        b1: Matrix[A] | Sequence[Matrix[A]],
+        b2: Matrix[A] | Sequence[Matrix[A]] | None = None,
         *,
         input_scale: Any = None,
         gate: str = "silu",
@@ -63,6 +63,7 @@ class DualWeights(Packed):
         config: str | None = None,
     ) -> DualWeights:
         """Packs gate weights ``b1`` and up weights ``b2``, ``[n, k]`` each; or a sequence of each, one per expert.
+        Matrices are :class:`NvFp4` or :class:`MxFp4`.
 
         The arrays are copied into the packed layout and not needed afterwards.
 
@@ -77,12 +78,12 @@ class DualWeights(Packed):
         - ``threads``: how many to compute on; if not given, as many as this process may run on.
         - ``config``: wishes for how to compute, such as ``"strategy=interleaved,tile=48x16"``; the rest is planned.
         """
-        firsts = [b1] if isinstance(b1, NvFp4) else list(b1)
-        seconds: list[NvFp4[A] | None]
+        firsts = [b1] if isinstance(b1, Matrix) else list(b1)
+        seconds: list[Matrix[A] | None]
         if b2 is None:
             seconds = [None] * len(firsts)
         else:
-            seconds = [b2] if isinstance(b2, NvFp4) else list(b2)
+            seconds = [b2] if isinstance(b2, Matrix) else list(b2)
         if len(firsts) != len(seconds):
             raise ValueError(f"b2: there are {len(seconds)} matrices, and {len(firsts)} in b1; every group needs both")
         engine = engine_of({"backend": backend, "threads": threads, "config": config}, firsts[0] if firsts else None)
@@ -90,7 +91,7 @@ class DualWeights(Packed):
         if input_scale is None:
             scales = [None] * len(firsts)
         else:
-            scales = [input_scale] if isinstance(b1, NvFp4) else list(input_scale)
+            scales = [input_scale] if isinstance(b1, Matrix) else list(input_scale)
         if len(firsts) != len(scales):
             raise ValueError(f"input_scale: there are {len(scales)}, and {len(firsts)} groups; give one or None for each")
         groups = [
@@ -245,8 +246,8 @@ class DualWeights(Packed):
 
 def dual_gemm(
     a: A | NvFp4[A],
-    b1: NvFp4[A],
-    b2: NvFp4[A] | None = None,
+    b1: Matrix[A],
+    b2: Matrix[A] | None = None,
     *,
     dtype: Dtype | None = None,
     out: A | None = None,
@@ -269,8 +270,8 @@ def dual_gemm(
 
 def grouped(
     a: Sequence[A | NvFp4[A]],
-    b1: Sequence[NvFp4[A]],
-    b2: Sequence[NvFp4[A]] | None = None,
+    b1: Sequence[Matrix[A]],
+    b2: Sequence[Matrix[A]] | None = None,
     *,
     dtype: Dtype | None = None,
     out: Sequence[A] | None = None,
@@ -306,12 +307,12 @@ def _vector(numbers: Any, what: str) -> list[float]:
     return [float(value) for value in values]
 
 
-def _matrix(matrix: Any, what: str) -> tuple[Any, Any, float]:
-    if not isinstance(matrix, NvFp4):
-        raise TypeError(f"{what}: an NvFp4 matrix is expected, not {type(matrix).__name__}; quantize() makes one")
-    codes, scales, global_scale = matrix._parts()
+def _matrix(matrix: Any, what: str) -> tuple[Any, Any, float, int]:
+    if not isinstance(matrix, Matrix):
+        raise TypeError(f"{what}: an NvFp4 or MxFp4 matrix is expected, not {type(matrix).__name__}; quantize() makes one")
+    codes, scales, global_scale, block = matrix._parts()
     library = library_of(codes, what)
-    return library.on_host(codes), library.on_host(scales), global_scale
+    return library.on_host(codes), library.on_host(scales), global_scale, block
 
 
 def _sides(x: Any) -> tuple[int, ...]:
