@@ -12,6 +12,7 @@ combined result, bfloat16 tokens:
     marlin    vLLM's Marlin layer, by the kernels of its _moe_C library, with the layer's NVFP4 weights
     humming   the package humming_kernels as vLLM calls it, with the layer's NVFP4 weights and with MXFP4 weights
     ours      hammerhead.Experts, one call
+    … mxfp4   the same with MXFP4 weights, for gpt-oss, whose weights are published so
     … fp8     with --fp8: tokens and intermediates in e4m3
 
 Before anything is timed, results are held against that of torch: closely where weights and gate are the layer's own,
@@ -27,7 +28,7 @@ import time
 
 import torch
 import triton
-from moe_peers import found
+from moe_peers import found, mxfp4
 
 import hammerhead
 
@@ -44,6 +45,7 @@ BUSY = 500_000
 ALLOWED = {
     "ours": 0.02,
     "ours fp8": 0.1,
+    "ours mxfp4": 0.4,
     "marlin": 0.02,
     "humming nvfp4": 0.02,
     "humming mxfp4": 0.4,
@@ -84,8 +86,13 @@ class Layer:
         names = dict(zip(("b1_bias", "b2_bias", "down_bias"), (None if b is None else b.cpu() for b in self.biases)))
         parts = [[self.firsts[expert % DIFFERENT][part] for expert in range(self.experts)] for part in range(3)]
         names |= {"gate": self.gate, "routing": self.routing, "top_k": self.top, "backend": "cuda"}
-        self.ours = hammerhead.Experts.from_arrays(*parts, **names)
-        self.fp8 = hammerhead.Experts.from_arrays(*parts, **names, precision="fp8") if fp8 else None
+        self.ways = {"ours": hammerhead.Experts.from_arrays(*parts, **names)}
+        if fp8:
+            self.ways["ours fp8"] = hammerhead.Experts.from_arrays(*parts, **names, precision="fp8")
+        if self.gate == "gpt-oss":
+            own = [[hammerhead.MxFp4(*mxfp4(matrix.dequantize())) for matrix in expert] for expert in self.firsts]
+            parts = [[own[expert % DIFFERENT][part] for expert in range(self.experts)] for part in range(3)]
+            self.ways["ours mxfp4"] = hammerhead.Experts.from_arrays(*parts, **names)
         # Expanded, as products take them: of the few, and of all experts.
         expanded = [[m.dequantize().to(torch.bfloat16) for m in expert] for expert in self.firsts]
         self.some_both = torch.stack([torch.cat(expert[:2]) for expert in expanded]).transpose(1, 2)
@@ -152,9 +159,9 @@ def measured(layer, peers, tokens):
         x = torch.randn(tokens, layer.k, device="cuda", dtype=torch.bfloat16)
         inputs.append((x, torch.randn(tokens, layer.experts, device="cuda")))
     expected = layer.by_torch(*inputs[0]).double()
-    ways = {"ours": layer.ours} | ({"ours fp8": layer.fp8} if layer.fp8 else {})
+    ways = dict(layer.ways)
     for peer in peers:
-        ways |= peer.ways(tokens, layer.fp8 is not None)
+        ways |= peer.ways(tokens, "ours fp8" in layer.ways)
     graphs, errors = {"torch": captured(layer.by_torch, inputs)}, {}
     for way, call in ways.items():
         try:
