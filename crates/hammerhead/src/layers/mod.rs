@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Rows are sorted by a stable counting sort, so that an expert's rows lie side by side, and each product is one
-//! grouped call, with one set of tiles, over the experts that have rows. The combination adds a token's experts in their
+//! grouped call, with one set of tiles, over experts that have rows. The combination adds a token's experts in their
 //! order, in f32, and rounds once. What is rounded in between is the caller's choice, [`Intermediate`];
 //! [`op::layer_reference`] defines all of it.
 //!

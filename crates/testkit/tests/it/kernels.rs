@@ -217,9 +217,8 @@ fn the_kernels_of_layers_in_two_launches_assemble_alike() {
         }
         // Of these some wait for one product before the next where tiles come from a layout, too.
         let tight = |spec: MultiplySpec| spec.blocks() == 4 || (spec.blocks(), spec.resident()) == (2, 2);
-        let waits = |spec: MultiplySpec| {
-            spec.products == Products::Single && spec.units == 4 && !spec.by_warps && tight(spec)
-        };
+        let waits =
+            |spec: MultiplySpec| spec.products == Products::Single && spec.units == 4 && !spec.by_warps && tight(spec);
         kernels.retain(|kernel| !kernel.spec().downcast().is_some_and(waits));
         for kernel in kernels {
             let is_second = kernel

@@ -34,7 +34,7 @@
 //! **Below about 100 tokens the bottleneck is instruction issue.** A wgmma of 64 rows, T tokens and 16 of k takes T/2
 //! cycles of the tensor core, and a warp issues one instruction per cycle: dequantising the operand, loading its words
 //! and starting the wgmma take some twenty. Every instruction less helps. Reading the words seemed to cost another 9 to
-//! 12 cycles between 16 and 96 tokens. They were instructions, too: the loop without loads that it was compared with had
+//! 12 cycles between 16 and 96 tokens. They were instructions too: the loop without loads that it was compared with had
 //! lost its masks, which the assembler had moved in front of it (14 instructions per slice instead of 24). Loading
 //! later, or two units ahead, changed nothing: 38.6, 38.4 and 38.1 cycles with 48 tokens and four warpgroups.
 //!
