@@ -121,7 +121,10 @@ impl LayerShape {
         let weights = spec.weights;
         let of_all = weights.shared().map(|shared| std::slice::from_ref(shared.mlp()));
         let fits = |mlps: &[MlpWeights<'_>]| {
-            LayerShape::of(mlps, weights.gate(), spec.intermediate).in_precision(spec.precision).check().is_ok()
+            let shape = LayerShape::of(mlps, weights.gate(), spec.intermediate).in_precision(spec.precision);
+            // Halves are too small for such scales, whatever the tokens.
+            let halves = shape.intermediate == Intermediate::NvFp4 && shape.scaling == Scaling::WideMxFp4;
+            !halves && shape.check().is_ok()
         };
         let [k, _, width] = weights.experts()[0].widths();
         k == width && fits(weights.experts()) && of_all.is_none_or(fits)
@@ -229,6 +232,11 @@ impl LayerShape {
         self.precision == Precision::Fp8 && self.scaled[0]
     }
 
+    /// Whether the first product's rows are the bytes of tokens, or of what those were rounded to.
+    pub(super) fn copies_tokens(&self) -> bool {
+        !self.scaled[0] && (self.precision == Precision::Fp8 || self.activation != Activation::F32)
+    }
+
     /// The type of what the first product leaves.
     pub(super) fn between(&self) -> Output {
         match (self.intermediate, self.activation) {
@@ -315,6 +323,7 @@ impl LayerShape {
             follows: false,
             added: self.adapted.is_some(),
             invariant: self.invariant,
+            of_tokens: self.copies_tokens(),
         }
     }
 
@@ -335,6 +344,7 @@ impl LayerShape {
             biased,
             follows,
             added: false,
+            of_tokens: false,
             ..self.gate_up()
         }
     }

@@ -19,7 +19,7 @@ use gpu::families::sm90::{Sm90, experts};
 use gpu::pack::{Codes, Scales};
 use gpu::phases::direct::Direct;
 use gpu::phases::gates::Function;
-use gpu::products::WARPS;
+use gpu::products::{GATHER, WARPS};
 use gpu::{Family, KernelSpec, families::sm90::kernel, join, round};
 use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Schedule};
 use hammerhead_testkit::experts::PLAIN;
@@ -43,6 +43,7 @@ const COMMON: MultiplySpec = MultiplySpec {
     schedule: Schedule::PerTile,
     under: 0,
     by_warps: false,
+    gathers: false,
     element: Tokens::F16,
     function: Function::Silu,
     output: Output::F16,
@@ -201,7 +202,8 @@ fn the_kernels_of_layers_in_two_launches_assemble_alike() {
     let deepseek = LayerShape { experts: 256, hidden: 7168, inner: 2048, ..qwen3 };
     let simple = LayerShape { gate: Gate::Relu2, ..qwen3 };
     let mut all: Vec<KernelSpec> = Vec::new();
-    for (number, layer) in [qwen3, gpt_oss, deepseek, simple].into_iter().enumerate() {
+    let halves = LayerShape { activation: Activation::F16, output: Output::F16, ..qwen3 };
+    for (number, layer) in [qwen3, gpt_oss, deepseek, simple, halves].into_iter().enumerate() {
         let LayerShape { experts, top, partial, output, .. } = layer;
         let grouped = (number == 2).then_some(Grouped { groups: 8, kept: 4 });
         let score = if number == 2 { Score::Sigmoid } else { Score::Softmax };
@@ -308,10 +310,18 @@ fn of_experts() -> Vec<KernelSpec> {
     let mx = LayerShape { scaling: Scaling::MxFp4, ..factored };
     for (layer, tile) in [layer, halves, factored, mx].into_iter().flat_map(|layer| [(layer, 8), (layer, 16)]) {
         for product in [layer.gate_up(), layer.down()] {
-            let some = experts::configs(&product, tile).into_iter().filter(|config| config.own == Own::NONE).step_by(5);
-            let by_warps = |config| Config { own: Own::of([(WARPS, 1)]), ..config };
-            all.extend(some.map(|config| experts::kernel(&product, &by_warps(config)).expect("a kernel").into()));
+            let by_warps = |config: &Config| WARPS.value(&config.own) == 1;
+            let some = experts::configs(&product, tile).into_iter().filter(by_warps).step_by(5);
+            all.extend(some.map(|config| experts::kernel(&product, &config).expect("a kernel").into()));
         }
+    }
+    let rounded = layer.in_precision(Precision::Fp8);
+    let gathering = [(layer, 96), (layer, 144), (layer, 160), (factored, 128), (rounded, 96), (rounded, 256)];
+    for (layer, tile) in gathering {
+        let product = layer.gate_up();
+        let gathering = |config: Config| Config { own: Own::of([(GATHER, 1)]), ..config };
+        let those = experts::configs(&product, tile).into_iter().map(gathering);
+        all.extend(those.filter_map(|config| Some(experts::kernel(&product, &config).ok()?.into())));
     }
     let target = ptx::Target::Sm90a;
     let grouped = Some(Grouped { groups: 8, kept: 4 });
@@ -327,10 +337,11 @@ fn of_experts() -> Vec<KernelSpec> {
                     experts: 256,
                     top: 8,
                     ids,
-                    rows,
+                    rows: Some(rows),
                     factors: true,
                     owners: true,
                     order: false,
+                    adapters: false,
                     divided: false,
                 },
                 target,
@@ -341,10 +352,11 @@ fn of_experts() -> Vec<KernelSpec> {
             experts: 1,
             top: 1,
             ids: Ids::Everyone,
-            rows,
+            rows: Some(rows),
             factors: false,
             owners: false,
             order: false,
+            adapters: false,
             divided: false,
         };
         all.push(For { spec: everyone, target }.into());

@@ -189,10 +189,11 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         experts: 256,
         top: 8,
         ids: Ids::Routed(route),
-        rows: Rows::Floats,
+        rows: Some(Rows::Floats),
         factors: true,
         owners: true,
         order: false,
+        adapters: false,
         divided: false,
     };
     let combine =

@@ -6,7 +6,7 @@ use format::Scaling;
 use op::{Config, Epilogue, Own, Strategy};
 use ptx::Target;
 
-use super::choice::{SETTINGS, by_warps};
+use super::choice::{SETTINGS, by_warps, gathers};
 use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
 use crate::families::choice::sizes;
 use crate::families::experts;
@@ -51,6 +51,7 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         schedule: config.schedule,
         under: UNDER.value(&config.own),
         by_warps: by_warps(&config.own)?,
+        gathers: gathers(&config.own)?,
         element,
         function: Function::of(shape.gate),
         output: shape.output,
@@ -59,6 +60,9 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         scales: Scales::of(shape.scaling)?,
         experts: Some(Experts::of(shape)),
     };
+    if spec.gathers && !shape.of_tokens {
+        return Err("its rows are not tokens as they lie; ask for gather=0".to_owned());
+    }
     spec.check().map_err(|error| error.to_string())?;
     spec.check_depth(shape.k as usize)?;
     match (shape.invariant, spec.shares_k(), spec.by_warps) {
@@ -76,6 +80,7 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
 /// Configurations worth trying for a product with tiles of so many tokens, each with as many stages as there is room
 /// for: alone on a multiprocessor, and beside another block; with tiles that are stored before the next begins, and
 /// under its products. Warps multiply by themselves wherever they can: layers took up to 3 % less time so on an H200.
+/// None of them reads tokens where they lie, which has not been timed.
 pub fn configs(shape: &ProductShape, tile: u32) -> Vec<Config> {
     let width = if shape.gate.matrices() == 2 { 32 } else { 64 };
     let deepest = |[blocks, units, resident, under]: [u32; 4], warps: u32| {
@@ -113,7 +118,9 @@ fn is_serialised(spec: &MultiplySpec) -> bool {
         (_, 3) => 143,
         _ => u32::MAX,
     };
-    direct && spec.products == Products::Single && spec.tokens > most
+    // And three warpgroups with gpt-oss's gate, which has the most to remember.
+    let gated = matches!(spec.function, Function::GptOss { .. }) && spec.blocks() == 3 && spec.tokens > 127;
+    direct && spec.products == Products::Single && spec.tokens > most || gated
 }
 
 impl ExpertKernel for MultiplySpec {
@@ -137,13 +144,21 @@ impl ExpertKernel for MultiplySpec {
         MultiplySpec::shares_k(self)
     }
 
+    fn gathers(&self) -> bool {
+        self.gathers
+    }
+
     fn direct(&self, direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
         let experts = Experts { direct: Some(direct), ..self.experts? };
-        let spec = MultiplySpec { experts: Some(experts), ..*self };
+        let spec = MultiplySpec { experts: Some(experts), gathers: false, ..*self };
         spec.check().is_ok().then(|| Arc::new(spec) as Arc<dyn ExpertKernel>)
     }
 
     fn rows(&self, operands: &ProductOperands, sides: [u32; 2]) -> Vec<Argument> {
+        if self.gathers {
+            let (tokens, order, top) = operands.tokens;
+            return vec![Argument::Pointer(tokens), Argument::Pointer(order), Argument::U32(top)];
+        }
         let map = |width| self.row_map(operands.rows, sides, operands.plane, width);
         vec![Argument::Maps(self.widths().into_iter().map(map).collect())]
     }
