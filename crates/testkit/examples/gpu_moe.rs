@@ -9,8 +9,8 @@
 //! also in turns with exact ones.
 //! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
 //! turns, with the same kernels otherwise: results must have the same bits.
-//! Products by warps are checked and timed in turns with those by warpgroups, whichever are planned, dense and in
-//! layers. Exit status 1 if anything is wrong.
+//! Layers by warps are checked and timed in turns with those by warpgroups, and such as read tokens where they lie with
+//! those of which rows are copied together, whichever are planned. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,14 +26,11 @@ use gpu::experts::route::RouteSpec;
 use gpu::experts::shape::LayerShape;
 use gpu::families::sm90::kernel::MultiplySpec;
 use gpu::loaded::DeviceExperts;
-use gpu::products::WARPS;
+use gpu::products::{GATHER, WARPS};
 use gpu::{Launch, Spec, plan};
 use half::{bf16, f16};
-use hammerhead::{Engine, Experts, LayerOptions, Options, Plan, Request, Shape, Target, backends, cpu};
-use hammerhead_testkit::cases::{Case, Inputs, Suite};
-use hammerhead_testkit::clock;
+use hammerhead::{Engine, Experts, LayerOptions, Options};
 use hammerhead_testkit::experts::{self, Layer, PLAIN};
-use hammerhead_testkit::verify::{Expected, poisoned};
 use op::SharedWeights;
 use op::layer_reference::LayerReference;
 use op::routing::{Groups, Ids, Router, Scoring};
@@ -52,7 +49,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 17] = [
+const STAGES: [(&str, Stage); 18] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -65,7 +62,8 @@ const STAGES: [(&str, Stage); 17] = [
     ("fp8-beside", fp8_beside),
     ("mx-kinds", mx_kinds),
     ("mx-timing", mx_timing),
-    ("by-warps", by_warps),
+    ("by-warps", || beside(&[WARPS, DOWN_WARPS], &[Precision::Exact], &[1, 16, 64])),
+    ("gather", || beside(&[GATHER], &[Precision::Exact, Precision::Fp8], &[512, 1536, 4096])),
     ("few-launches", few_launches),
     ("parts", || parts(Precision::Exact)),
     ("fp8-parts", || parts(Precision::Fp8)),
@@ -258,8 +256,11 @@ fn mx_kinds() -> Result<Value> {
         ("many powers of two", wide),
         ("many, in single precision", LayerShape { activation: Activation::F32, output: Output::F32, ..wide }),
     ];
-    let native = device::Device::of(0)?.family.scaling(Scaling::WideMxFp4).is_mx();
-    right(kinds.into_iter().chain(others.into_iter().filter(|_| native)), &[8, 16, 24, 48, 96, 160])
+    let family = device::Device::of(0)?.family;
+    let native = |shape: &LayerShape| {
+        family.scaling(shape.scaling).is_mx() && (shape.precision == Precision::Exact || family.multiplies_fp8())
+    };
+    right(kinds.into_iter().chain(others.into_iter().filter(|(_, shape)| native(shape))), &[8, 16, 24, 48, 96, 160])
 }
 
 /// gpt-oss's layer with scales of MXFP4 and of NVFP4, in turns: with one configuration, and with the one that is
@@ -335,16 +336,6 @@ fn with_own(config: &Config, settings: &[Setting], value: u32) -> Config {
     Config { own: settings.iter().fold(config.own, set), ..*config }
 }
 
-/// Products of few tokens by warps, against the same by warpgroups: within the bound, and timed in turns.
-fn by_warps() -> Result<Value> {
-    if device::Device::of(0)?.family.settings().iter().all(|setting| *setting != WARPS) {
-        return Ok(json!({"passed": true, "skipped": "this family has no such kernels"}));
-    }
-    let (dense, layers) = (by_warps_dense()?, by_warps_in_layers()?);
-    let passed = dense.iter().chain(&layers).all(|row| row["right"] != false);
-    Ok(json!({"passed": passed, "dense": dense, "layers": layers}))
-}
-
 /// Times of both ways in turns: the medians of so many rounds.
 fn in_turns(mut each: impl FnMut(usize) -> Result<f64>) -> Result<[f64; 2]> {
     const ROUNDS: usize = 5;
@@ -358,78 +349,33 @@ fn in_turns(mut each: impl FnMut(usize) -> Result<f64>) -> Result<[f64; 2]> {
     }))
 }
 
-fn by_warps_dense() -> Result<Vec<Value>> {
-    /// Layers that take turns: together larger than the GPU's cache.
-    const LAYERS: u64 = 5;
-    let (cuda, mut rows) = (backends::by_name("cuda")?, Vec::new());
-    let engine = |request| Engine::new(Options { backend: Some("cuda".to_owned()), threads: None, request });
-    for tokens in [1usize, 4, 8, 16] {
-        let case = Case {
-            suite: Suite::Decode,
-            why: "few tokens",
-            groups: vec![Shape::new(tokens, 4096, 7168)],
-            gate: Gate::Silu,
-            activation: Activation::F16,
-            output: Output::F16,
-            precision: Precision::Exact,
-            inputs: Inputs::Realistic,
-            timed: true,
-        };
-        let instances = (0..LAYERS).map(|seed| case.instance(seed)).collect::<Result<Vec<_>>>()?;
-        let (problem, x) = (&instances[0].problem, &instances[0].activations);
-        let planned = *Plan::best(problem.clone(), &[cuda], &Request::default(), 1)?.config();
-        let ways = [0, 1].map(|warps| with_own(&planned, &[WARPS], warps));
-        let expected = Expected::new(&instances[0], false, 0, &cpu::team(None)?);
-        let (mut worst, mut right) = ([0.0; 2], true);
-        for (config, worst) in ways.iter().zip(&mut worst) {
-            let engine = engine((*config).into())?;
-            let layer = engine.load(&instances[0].weights, case.gate)?;
-            let mut results = poisoned(&instances[0]);
-            engine.run_into(&layer, x, &mut Target::all(&mut results))?;
-            let found = results.into_iter().map(|values| Dense::new(tokens, 4096, values, 1.0));
-            let report = expected.check(&found.collect::<Result<Vec<_>, _>>()?, cuda.arithmetic(case.activation));
-            (*worst, right) = (report.max_ratio, right && report.passed());
-        }
-        let engine = engine(Request::default())?;
-        let layers = instances.iter().map(|i| engine.load(&i.weights, case.gate)).collect::<Result<Vec<_>>>()?;
-        let [groups, warps] = in_turns(|way| {
-            let mut seconds = clock::time(0, &layers, x, case.output, ways[way].into())?.burst;
-            seconds.sort_by(f64::total_cmp);
-            Ok(seconds[seconds.len() / 2] * 1e6)
-        })?;
-        println!(
-            "{case}: by warpgroups {groups:.2} µs, by warps {warps:.2}; {worst:.3?} of what is allowed [{planned}]"
-        );
-        rows.push(json!({"tokens": tokens, "config": planned.to_string(), "right": right, "worst": worst,
-            "warpgroups_us": groups, "warps_us": warps}));
-    }
-    Ok(rows)
-}
-
-fn by_warps_in_layers() -> Result<Vec<Value>> {
-    let (context, mut rows) = (device::context(0)?, Vec::new());
+/// Layers with some settings of their products at 0 and at 1, whichever are planned: the last token within the bound, the
+/// same bits, and times in turns.
+fn beside(settings: &[Setting], precisions: &[Precision], tokens: &[usize]) -> Result<Value> {
+    let (context, mut rows, mut passed) = (device::context(0)?, Vec::new(), true);
     let device::Device { family, facts, .. } = device::Device::of(0)?;
-    for model in all_models()?.into_iter().take(2) {
+    if !settings.iter().any(|setting| family.settings().contains(setting)) {
+        return Ok(json!({"passed": true, "skipped": "this family has no such kernels"}));
+    }
+    let models = precisions.iter().map(|&precision| models_in(precision)).collect::<Result<Vec<_>>>()?;
+    for model in models.into_iter().flatten() {
         let Model { name, shape, router } = &model;
         let layer = Layer::new(*family, *shape, DIFFERENT, 3)?;
         let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
-        for tokens in [1usize, 16, 64] {
+        for &tokens in tokens {
             let planned = plan::cheapest(*family, &shape.problem(tokens as u32)?, facts)?;
-            let ways = [0, 1].map(|warps| with_own(&planned, &[WARPS, DOWN_WARPS], warps));
+            let ways = [0, 1].map(|value| with_own(&planned, settings, value));
             let kernels = ways.iter().map(|way| LayerKernels::new(*family, shape, way, facts));
             let kernels = match kernels.collect::<Result<Vec<_>, _>>() {
                 Ok(kernels) => kernels,
-                // One token's tiles are never too wide.
-                Err(refusal) if tokens > 1 => {
+                Err(refusal) => {
                     println!("{name:14} {tokens:4} tokens: left out, {refusal} [{planned}]");
                     continue;
                 }
-                Err(reason) => {
-                    return Err(op::Error::Illegal { backend: "cuda", config: Box::new(ways[1]), reason });
-                }
             };
             let stream = Stream::new(context)?;
-            let tensors = (0..TURNS).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
+            let turns = if tokens > 512 { 3 } else { TURNS };
+            let tensors = (0..turns).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
             let tensors = tensors.collect::<Result<Vec<_>>>()?;
             let space = DeviceMemory::new(context, "a workspace", placed.workspace_bytes(tokens as u32))?;
             let encode = |way: usize, turn: usize| -> Result<Vec<EncodedLaunch>> {
@@ -441,29 +387,29 @@ fn by_warps_in_layers() -> Result<Vec<Value>> {
             let routed = router.route(&tensors[0].logits, tokens)?;
             let chosen: Vec<_> = routed.of(tokens - 1).map(|(expert, weight)| (expert as u32, weight)).collect();
             let range = (tokens - 1) * shape.hidden as usize..tokens * shape.hidden as usize;
-            let found = [0, 1].map(|way| {
+            let [without, with] = [0, 1].map(|way| {
                 // SAFETY: everything that the launches use outlives the stream's work, which is waited for.
                 encode(way, 0)?.iter().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
                 tensors[0].results(shape.output, &stream)
             });
-            let [groups, warps] = found;
-            let (groups, warps) = (groups?, warps?);
-            let same = groups.iter().map(|x| x.to_bits()).eq(warps.iter().map(|x| x.to_bits()));
-            let worst = layer.worst(&tensors[0].x[range.clone()], &chosen, &[], &warps[range])?;
-            let [groups, warps] = in_turns(|way| {
-                let calls = (0..TURNS).map(|turn| encode(way, turn)).collect::<Result<Vec<_>>>()?;
+            let (without, with) = (without?, with?);
+            let same = without.iter().map(|x| x.to_bits()).eq(with.iter().map(|x| x.to_bits()));
+            let worst = layer.worst(&tensors[0].x[range.clone()], &chosen, &[], &with[range])?;
+            passed &= worst <= 1.0;
+            let us = in_turns(|way| {
+                let calls = (0..turns).map(|turn| encode(way, turn)).collect::<Result<Vec<_>>>()?;
                 // SAFETY: everything that the launches use outlives the graph.
-                time(&stream, TURNS, || calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) }))
+                time(&stream, turns, || calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) }))
             })?;
             println!(
-                "{name:14} {tokens:4} tokens: by warpgroups {groups:.1} µs, by warps {warps:.1}; {worst:.3} of what is allowed, \
-                 the same bits: {same}"
+                "{name:14} {tokens:4} tokens, {}: {us:.1?} µs; {worst:.3} of what is allowed, the same bits: {same} [{planned}]",
+                shape.precision
             );
-            rows.push(json!({"model": name, "tokens": tokens, "config": planned.to_string(), "right": worst <= 1.0,
-                "worst": worst, "same": same, "warpgroups_us": groups, "warps_us": warps}));
+            rows.push(json!({"model": name, "tokens": tokens, "precision": shape.precision.to_string(),
+                "config": planned.to_string(), "worst": worst, "same": same, "us": us}));
         }
     }
-    Ok(rows)
+    Ok(json!({"passed": passed, "rows": rows}))
 }
 
 /// Few tokens in two launches and in four: the same bits, call after call in the same memory, and times in turns.
