@@ -71,13 +71,25 @@ impl Workshop {
     /// A command's words, where they name something in the folder, as they are in the copy.
     pub(super) fn moved(&self, command: &[String]) -> Vec<String> {
         let moved = |word: &String| {
-            // As it was written and as it is: a link may lead to the folder.
-            let path = [PathBuf::from(word), fs::canonicalize(word).unwrap_or_default()];
+            // As it was written, as it is, and where it will be once it is built: a link may lead to the folder.
+            let path =
+                [PathBuf::from(word), fs::canonicalize(word).unwrap_or_default(), still_to_come(Path::new(word))];
             let inside = path.iter().find_map(|path| path.strip_prefix(&self.original).ok().map(Path::to_owned));
             inside.map_or_else(|| word.clone(), |inside| self.copy.join(inside).to_string_lossy().into_owned())
         };
         command.iter().map(moved).collect()
     }
+}
+
+/// Where a file will be that is not there yet: in the first folder above it that is there, without links. Empty where
+/// no absolute path names such a file.
+fn still_to_come(path: &Path) -> PathBuf {
+    let named = |path: &&Path| path.is_absolute() && path.file_name().is_some();
+    let folder = |path: &Path| {
+        path.ancestors().skip(1).find_map(|folder| Some((folder.to_owned(), folder.canonicalize().ok()?)))
+    };
+    let Some((written, real)) = Some(path).filter(named).and_then(folder) else { return PathBuf::new() };
+    path.strip_prefix(&written).map_or_else(|_| PathBuf::new(), |rest| real.join(rest))
 }
 
 impl Drop for Workshop {
@@ -223,5 +235,21 @@ mod tests {
         drop(first);
         assert!(!before.exists());
         assert_eq!(Workshop::new(&command, &[]).unwrap().unwrap().folder(), before);
+    }
+
+    #[test]
+    fn what_is_still_to_be_built_is_moved_from_a_folder_that_a_link_leads_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        fs::create_dir(root.join("operation")).unwrap();
+        fs::write(root.join("operation/kernel.py"), "").unwrap();
+        symlink("operation", root.join("link")).unwrap();
+        let words = ["kernel.py", "kernel.so", "out/kernel.so"].map(|name| root.join("link").join(name));
+        let command = words.map(|word| word.display().to_string());
+        let workshop = Workshop::new(&command, &[]).unwrap().unwrap();
+        let moved = ["kernel.py", "kernel.so", "out/kernel.so"].map(|name| workshop.folder().join(name));
+        assert_eq!(workshop.moved(&command), moved.map(|word| word.display().to_string()));
+        let elsewhere = [root.join("kernel.so").display().to_string(), "kernel.so".to_owned(), "--flag".to_owned()];
+        assert_eq!(workshop.moved(&elsewhere), elsewhere);
     }
 }
