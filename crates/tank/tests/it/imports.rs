@@ -235,3 +235,66 @@ fn nvcc_compiles_what_is_in_cuda_for_the_gpu_that_is_there() {
     assert!(of("rows.cu").contains("-arch=sm_90a -DMORE") && !of("main.cpp").contains("-arch"), "{told}");
     assert!(of("-shared").contains("-Xlinker=-z -Xlinker=now"), "{told}");
 }
+
+/// As much of torch as compiles what needs nothing of it.
+const NO_TORCH: [(&str, &str); 3] = [
+    ("torch/__init__.py", "compiled_with_cxx11_abi = lambda: True\n"),
+    ("torch/utils/__init__.py", ""),
+    ("torch/utils/cpp_extension.py", "COMMON_NVCC_FLAGS = []\ninclude_paths = library_paths = lambda: []\n"),
+];
+
+/// A module that holds where and when it was compiled, from two sources of one name.
+const TELLS: [(&str, &str); 2] = [
+    (
+        "main.cpp",
+        r#"#include <Python.h>
+extern const char* more;
+namespace { int hidden; }
+static PyObject* run(PyObject*, PyObject*) {
+    return PyUnicode_FromFormat("%s %s %s %s %d", __FILE__, __DATE__, __TIME__, more, hidden++);
+}
+static PyMethodDef methods[] = {{"run", run, METH_NOARGS, 0}, {0}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "solution", 0, -1, methods};
+PyMODINIT_FUNC PyInit_solution() { return PyModule_Create(&module); }
+"#,
+    ),
+    ("inner/main.cpp", "extern const char* more;\nconst char* more = __FILE__ __TIMESTAMP__;\n"),
+];
+
+/// Runs a line of Python beside `compiled.py` in a new folder, with the solution [`TELLS`], a folder of its own for
+/// temporary files, and as much of torch as there has to be.
+fn beside_the_compiler(line: &str) -> (tempfile::TempDir, std::process::Output) {
+    let (folder, scratch) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let compiler = include_str!("../../src/operations/folder/import/compiled.py");
+    let sources: Vec<_> = TELLS.map(|(path, content)| serde_json::json!({"path": path, "content": content})).into();
+    let spec = serde_json::json!({"language": "cpp", "entry_point": "main.cpp::run"});
+    let solution = serde_json::json!({"spec": spec, "sources": sources}).to_string();
+    for (name, text) in NO_TORCH.into_iter().chain([("compiled.py", compiler), ("tells.json", solution.as_str())]) {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let mut command = Command::new("python3");
+    let said = command.args(["-c", line]).current_dir(folder.path()).env("TMPDIR", scratch.path()).output().unwrap();
+    (folder, said)
+}
+
+#[test]
+fn a_library_has_the_same_bytes_wherever_and_whenever_it_is_compiled() {
+    let build = || {
+        let (folder, said) = beside_the_compiler("import compiled; compiled.build('tells.json', 'tells.so')");
+        let (error, library) = (String::from_utf8_lossy(&said.stderr), folder.path().join("tells.so"));
+        assert!(said.status.success(), "{error}");
+        let left = [".sources", ".objects"].map(|ending| folder.path().join(format!("tells{ending}")).exists());
+        assert_eq!(left, [false; 2], "what it was compiled of is left behind");
+        library.exists().then(|| std::fs::read(library).unwrap()).ok_or_else(|| error.into_owned())
+    };
+    match build() {
+        Ok(first) => {
+            // As __TIME__ would count them.
+            std::thread::sleep(std::time::Duration::from_millis(1100));
+            assert!(Ok(first) == build(), "the second library has other bytes");
+        }
+        Err(why) => assert!(why.contains("c++ is not on PATH") || why.contains("Python.h is not there"), "{why}"),
+    }
+}

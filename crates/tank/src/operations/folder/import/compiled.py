@@ -3,6 +3,9 @@
 
     compiled.py SOLUTION.json LIBRARY.so
 
+The same sources make the same bytes at any time, and in any folder as far as compilers can be told: a library that has won
+is compiled again where the season goes on, and is known by its bytes.
+
 Sources are bound to Python as torch's extensions are: `PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)`, with the entry point among its functions.
 """
 
@@ -11,13 +14,13 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 
 MODULE = "solution"
 ON_GPU = {"cuda", "cuda_cpp", "cublas"}
@@ -70,15 +73,17 @@ def not_there(path):
     return lacks(path.name, read(path)["spec"]) or f"{path.name} was not compiled: write `build` into its pitch as the import does"
 
 
-def unpacked(solution):
+def unpacked(solution, folder):
     """A folder with a solution's sources."""
-    folder = pathlib.Path(tempfile.mkdtemp()).resolve()
+    folder = pathlib.Path(folder).resolve()
     for source in solution["sources"]:
         path = (folder / source["path"]).resolve()
         if not path.is_relative_to(folder):
             raise SystemExit(f"its source {source['path']} lies beside its folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source["content"])
+        # __TIMESTAMP__ says when a source was changed.
+        os.utime(path, (0, 0))
     return folder
 
 
@@ -100,7 +105,23 @@ def architecture(flags):
     return [f"-arch=sm_{major}{minor}{'a' if major >= FIRST_OF_ITS_OWN else ''}"] if major else []
 
 
-def commands(solution, folder, library):
+def for_the_host(nvcc, flag):
+    """A flag of the host's compiler."""
+    return f"-Xcompiler={flag}" if nvcc else flag
+
+
+def repeatable(nvcc, folder, source):
+    """Flags that keep out of an object what is not of its source: the folder's name and random numbers. nvcc writes the names
+    of its temporary files into objects, too, unless these lie beside them."""
+    name = source.relative_to(folder)
+    flags = [for_the_host(nvcc, f"-ffile-prefix-map={folder}=.")]
+    known = subprocess.run(["nvcc", "--help"], capture_output=True, text=True).stdout if nvcc else ""
+    seed = f"-frandom-seed={name}"
+    flags.append(seed if "-frandom-seed" in known else for_the_host(nvcc, seed))
+    return [*flags, "-objtemp"] if "-objtemp" in known else flags
+
+
+def commands(solution, folder, objects_folder, library):
     """What compiles each source, and what links them."""
     import torch
     from torch.utils import cpp_extension
@@ -116,11 +137,14 @@ def commands(solution, folder, library):
     objects, compile = [], []
     sources = sorted(path for path in folder.rglob("*") if path.suffix in SOURCES)
     for number, source in enumerate(sources):
-        flags = [f"-Xcompiler={flag}" if nvcc else flag for flag in own]
+        flags = [for_the_host(nvcc, flag) for flag in own]
         if source.suffix == ".cu":
             flags = options.get("cuda_cflags") or []
             flags = [*cpp_extension.COMMON_NVCC_FLAGS, *architecture(flags), *flags]
-        objects.append(str(folder / f"{number}.o"))
+        # Sources in two folders may have one name, and temporary files would, too.
+        objects.append(str(objects_folder / str(number) / "object.o"))
+        os.makedirs(objects_folder / str(number))
+        flags = [*repeatable(nvcc, folder, source), *flags]
         compile.append(["nvcc" if nvcc else "c++", "-c", str(source), "-o", objects[-1], *pic, *common, *flags])
     # Torch's libraries are there already wherever this is loaded.
     paths = [pathlib.Path(path) for path in cpp_extension.library_paths()]
@@ -132,13 +156,17 @@ def commands(solution, folder, library):
         # To nvcc, what is for the linker is said another way.
         linked += [f"-Xlinker={word}" for word in flag.split(",")[1:]] if nvcc and flag.startswith("-Wl,") else [flag]
     stubs = [pathlib.Path(shutil.which("nvcc")).resolve().parents[1] / "lib64" / "stubs"] if nvcc else []
-    linker = ["nvcc" if nvcc else "c++", "-shared", *objects, "-o", str(library)]
+    # Names of temporary files are among those of symbols that nobody outside needs.
+    strip = "-Xlinker=-s" if nvcc else "-s"
+    linker = ["nvcc" if nvcc else "c++", "-shared", strip, *objects, "-o", str(library)]
     return compile, [*linker, *(f"-L{path}" for path in paths + stubs if path.exists()), *linked]
 
 
 def ran(command):
     """Ends with what is wrong where a command fails. Last comes the first error, since last words are what is quoted."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # What __DATE__ and __TIME__ say.
+    then = {**os.environ, "SOURCE_DATE_EPOCH": "0", "TZ": "UTC"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=then)
     if done.returncode:
         print(" ".join(command), done.stdout, sep="\n", file=sys.stderr)
         said = done.stdout.splitlines()
@@ -151,13 +179,20 @@ def build(path, library):
         # That is no fault of the solution's: whoever is asked to compute without a library says what is missing.
         print(missing, file=sys.stderr)
         return
-    folder = unpacked(solution)
-    compile, link = commands(solution, folder, library)
+    # Beside the library: where a compiler writes down where it was, that is the same place every time.
+    beside = [pathlib.Path(library).resolve().with_suffix(suffix) for suffix in (".sources", ".objects")]
+    for folder in beside:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    folder = unpacked(solution, beside[0])
+    compile, link = commands(solution, folder, beside[1], library)
     if not compile:
         raise SystemExit(f"it has no sources to compile ({', '.join(sorted(SOURCES))})")
     with concurrent.futures.ThreadPoolExecutor() as several:
         list(several.map(ran, compile))
     ran(link)
+    for folder in beside:
+        shutil.rmtree(folder)
     function(library, solution["spec"])
 
 

@@ -4,6 +4,7 @@ beforehand (`compiled`)."""
 import os
 import pathlib
 import sys
+import tempfile
 
 import compiled
 import task_tensors
@@ -32,7 +33,7 @@ def of_solution(path):
         run = compiled.function(compiled.library_of(path), spec)
     else:
         file, function = spec["entry_point"].split("::")
-        folder = compiled.unpacked(solution)
+        folder = compiled.unpacked(solution, tempfile.mkdtemp())
         os.chdir(folder)
         sys.path.insert(0, str(folder))
         run = getattr(task_tensors.module("solution", folder / file), function)
