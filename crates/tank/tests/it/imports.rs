@@ -298,3 +298,18 @@ fn a_library_has_the_same_bytes_wherever_and_whenever_it_is_compiled() {
         Err(why) => assert!(why.contains("c++ is not on PATH") || why.contains("Python.h is not there"), "{why}"),
     }
 }
+
+/// Finds nvcc and a GPU, and no compiler for the processor.
+const NO_HOST_COMPILER: &str = "
+import shutil, torch, types, compiled
+torch.cuda = types.SimpleNamespace(is_available=lambda: True)
+shutil.which = {'nvcc': '/opt/nvcc'}.get
+print(compiled.lacks('it', {'language': 'cuda'}))
+";
+
+#[test]
+fn what_is_in_cuda_is_not_compiled_without_a_compiler_for_the_processor() {
+    let (_folder, said) = beside_the_compiler(NO_HOST_COMPILER);
+    let why = String::from_utf8_lossy(&said.stdout);
+    assert!(why.starts_with("c++ is not on PATH: it is written in CUDA C++"), "{said:?}");
+}

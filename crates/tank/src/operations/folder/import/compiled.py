@@ -59,8 +59,9 @@ def lacks(name, spec):
             )
         if not torch.cuda.is_available():
             return f"torch finds no GPU: {name} is written in CUDA C++, and computes on one"
-    elif not shutil.which("c++"):
-        return f"c++ is not on PATH: {name} is written in C++; install a compiler"
+    if not shutil.which("c++"):
+        what = "CUDA C++, whose half for the processor nvcc leaves to it" if languages(spec) & ON_GPU else "C++"
+        return f"c++ is not on PATH: {name} is written in {what}; install a compiler"
     header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
     return None if header.exists() else f"{header} is not there, and {name} is bound to Python: install this interpreter's headers"
 
