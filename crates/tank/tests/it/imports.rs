@@ -313,3 +313,12 @@ fn what_is_in_cuda_is_not_compiled_without_a_compiler_for_the_processor() {
     let why = String::from_utf8_lossy(&said.stdout);
     assert!(why.starts_with("c++ is not on PATH: it is written in CUDA C++"), "{said:?}");
 }
+
+#[test]
+fn a_library_that_lay_there_is_not_taken_for_one_that_could_not_be_compiled() {
+    let line = "import shutil, compiled; shutil.which = {}.get; open('tells.so', 'w'); \
+                compiled.build('tells.json', 'tells.so')";
+    let (folder, said) = beside_the_compiler(line);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("c++ is not on PATH"), "{said:?}");
+    assert!(!folder.path().join("tells.so").exists());
+}

@@ -176,6 +176,8 @@ def ran(command):
 
 def build(path, library):
     solution = read(path)
+    # Where nothing can be compiled, what somebody else compiled would be taken for this solution's.
+    pathlib.Path(library).unlink(missing_ok=True)
     if missing := lacks(pathlib.Path(path).name, solution["spec"]):
         # That is no fault of the solution's: whoever is asked to compute without a library says what is missing.
         print(missing, file=sys.stderr)
