@@ -77,12 +77,8 @@ pub struct Import {
     submission: Vec<PathBuf>,
 }
 
-/// Where the interpreter's modules lie, by its own word, and CUDA's toolkit if it is there: solutions in CUDA C++ are
-/// compiled in the fence.
-const FOLDERS: &str = "import sys, os, shutil, torch; print(sys.executable); [print(p) for p in sorted({sys.prefix, sys.base_prefix, *sys.path, \
-                       os.path.dirname(os.path.dirname(torch.__file__)), \
-                       os.path.dirname(os.path.dirname(os.path.realpath(shutil.which('nvcc') or '/usr/bin/nvcc')))}) \
-                       if p and os.path.isdir(p) and p not in ('/', '/usr')]";
+/// Asks an interpreter for its name, and for the folders that solutions read.
+const READABLE: &str = include_str!("readable.py");
 
 /// Writes the operation; a folder that is there is left alone.
 pub fn import(args: &Import) -> Result<()> {
@@ -94,7 +90,7 @@ pub fn import(args: &Import) -> Result<()> {
     if folder.exists() {
         return Err(Error::Destination { path: folder, problem: "it is there already" });
     }
-    let asked = Command::new(&args.python).args(["-c", FOLDERS]).output();
+    let asked = Command::new(&args.python).args(["-c", READABLE]).output();
     let told = asked
         .ok()
         .filter(|output| output.status.success())
@@ -119,4 +115,44 @@ pub fn import(args: &Import) -> Result<()> {
         pitches => format!("play it: hammerhead tank play --operation {shown}{pitches}"),
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use super::*;
+
+    /// What is readable where an interpreter's modules, its home folder and nvcc lie as given.
+    fn readable(modules: &Path, home: &Path, nvcc: &Path) -> Vec<String> {
+        fs::create_dir_all(nvcc.parent().unwrap()).unwrap();
+        fs::write(nvcc, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(nvcc, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", nvcc.parent().unwrap().display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new("python3");
+        command.args(["-c", READABLE]).env("PATH", path).env("HOME", home).env("PYTHONPATH", modules);
+        let said = command.output().unwrap();
+        assert!(said.status.success(), "{said:?}");
+        String::from_utf8(said.stdout).unwrap().lines().skip(1).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_toolkit_is_readable_and_a_home_folder_is_not_whatever_lies_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let [modules, home, toolkit] = ["modules", "home/somebody", "toolkit"].map(|name| root.join(name));
+        for place in [modules.join("torch"), home.clone(), toolkit.join("include")] {
+            fs::create_dir_all(place).unwrap();
+        }
+        fs::write(modules.join("torch/__init__.py"), "").unwrap();
+        fs::write(toolkit.join("include/cuda_runtime.h"), "").unwrap();
+        let has = |found: &[String], place: &Path| found.iter().any(|folder| Path::new(folder) == place);
+        let found = readable(&modules, &home, &toolkit.join("bin/nvcc"));
+        assert!(has(&found, &toolkit) && has(&found, &modules), "{found:?}");
+        let found = readable(&modules, &home, &home.join("bin/nvcc"));
+        assert!(!has(&found, &home) && has(&found, &modules), "{found:?}");
+        let found = readable(&modules, &modules.join("somebody"), &home.join("bin/nvcc"));
+        assert!(!has(&found, &modules), "it holds the home folder: {found:?}");
+    }
 }
