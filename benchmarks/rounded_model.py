@@ -3,7 +3,8 @@
     python benchmarks/rounded_model.py [MODEL ...] [--device cuda] [--text FILE] [--tokens 1024] [--outliers 1000 [--quiet]] [--json RESULT.json]
 
 MODEL is the folder of a checkpoint that `hammerhead.transformers` loads. Without one, a small Qwen3-MoE with random
-weights is quantised to NVFP4 and taken. Its input is the text, or random tokens where there is none or no tokenizer.
+weights is quantised to NVFP4 and taken; with --outliers N four channels of its tokens are larger by N, and with --quiet
+sixteen, whose weights are smaller by N. Its input is the text, or random tokens where there is none or no tokenizer.
 
     W4A16   4-bit weights, bf16 tokens: what is computed if nothing is asked for
     FP8     tokens, intermediates and folded weights rounded to e4m3 (docs/fp8.md); Hopper GPUs alone
@@ -34,14 +35,17 @@ SMALL = dict(
     bos_token_id=None, eos_token_id=None, pad_token_id=None, architectures=["Qwen3MoeForCausalLM"],
 )
 LARGEST_E4M3 = 448.0
-# Channels that may be large: a block of NVFP4, so that small weights share no scale with others.
-LARGE_CHANNELS = 16
+# Channels that are large: a few, as in trained models. Where small weights meet them, a block of NVFP4, so that those
+# share no scale with others.
+LARGE_CHANNELS = 4
+QUIET_CHANNELS = 16
 
 
 def write(folder, outliers, quiet):
     """A small model with random weights, whose logits spread as widely as those of a model that knows something. In the first
     of its channels tokens that come to MLPs and experts are larger by `outliers`, as a few are in trained models; if `quiet`,
-    the weights that they meet are smaller by as much, so that these channels count as much as any others."""
+    in more of them, and the weights that they meet are smaller by as much, so that these count as much as any others."""
+    large = QUIET_CHANNELS if quiet else LARGE_CHANNELS
     config = transformers.Qwen3MoeConfig(**SMALL)
     settings = {**config.to_dict(), "dtype": "bfloat16", "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
     (folder / "config.json").write_text(json.dumps(settings))
@@ -53,7 +57,7 @@ def write(folder, outliers, quiet):
     def met(weights):
         """Weights that meet the tokens which come to MLPs and experts."""
         if quiet:
-            weights[:, :LARGE_CHANNELS] /= outliers
+            weights[:, :large] /= outliers
         return weights
 
     def matrix(stem, n, k):
@@ -79,7 +83,7 @@ def write(folder, outliers, quiet):
             if name.endswith("mlp.gate.weight"):
                 values = met(values)
             if "post_attention_layernorm" in name:
-                values[:LARGE_CHANNELS] = outliers
+                values[:large] = outliers
             tensors[name] = values.to(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
@@ -153,8 +157,8 @@ def main():
     parser.add_argument("--device", default="cpu", help="cpu, cuda, …")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--outliers", type=float, default=1.0, help="how much larger some channels of the small model are")
-    parser.add_argument("--quiet", action="store_true", help="the weights that they meet are smaller by as much")
+    parser.add_argument("--outliers", type=float, default=1.0, help="how much larger four channels of the small model's tokens are")
+    parser.add_argument("--quiet", action="store_true", help="sixteen channels instead, and the weights that they meet are smaller by as much")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = {}
