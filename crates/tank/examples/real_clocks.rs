@@ -114,8 +114,9 @@ fn main() -> Result<(), Failure> {
         let sitting = sit(&mut pool, &settings, &terms, seeds::fresh()?)?;
         let published = sitting.published().map(|found| found.at(settings.timing.decides).geomean.to_string());
         let measured = published.unwrap_or_else(|| "no figure".to_owned());
-        let saw = sitting.scout.map_or(f64::NAN, |scout| scout.sees);
-        sees.push(saw);
+        let saw = sitting.scout.map(|scout| scout.sees);
+        // A sitting that ended before its scout saw nothing, and says nothing of what one can see.
+        sees.extend(saw);
         let name = match sitting.outcome {
             Outcome::Faster => "faster",
             Outcome::Slower => "slower",
@@ -129,7 +130,7 @@ fn main() -> Result<(), Failure> {
         let took = began.elapsed().as_secs_f64();
         println!(
             "sitting {number} of {sittings}: {name}, {measured}; could see {:.1} %; {took:.0} s so far, load {}",
-            100.0 * saw,
+            100.0 * saw.unwrap_or(f64::NAN),
             load().trim()
         );
     }
