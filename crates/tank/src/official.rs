@@ -51,6 +51,8 @@ enum Place {
 /// What came of a build.
 struct Built {
     seal: String,
+    /// Whether all is there that is started.
+    whole: bool,
     workshop: Option<Arc<Workshop>>,
 }
 
@@ -98,6 +100,7 @@ impl Official {
             Ok(contestant) => contestant,
             Err(fault) => return Ok(Correctness { fault: Some(fault), ..Correctness::new(challenger.0, seed) }),
         };
+        let ours = champion.1;
         let champion = self.examined(champion)?.map_err(|fault| failed_champion(&fault))?;
         let [mut found, theirs] = examine([contestant.as_ref(), champion.as_ref()], &questions, seed)?;
         let blind = self.problems().iter().find(|task| theirs.blind().any(|name| name == task.name()));
@@ -105,7 +108,8 @@ impl Official {
             return Err(Error::Blind { problem: task.name() });
         }
         if theirs.correctness.fault.is_some() && found.correctness.fault.is_none() {
-            found = without_the_champion(contestant.as_ref(), champion.as_ref(), &questions, seed)?;
+            let doing = |fault: &Fault| self.is_the_champions_doing(ours, fault);
+            found = without_the_champion(contestant.as_ref(), champion.as_ref(), doing, &questions, seed)?;
         } else if found.correctness.passed() {
             // Whoever is right need not be as precise as one that is wrong.
             match theirs.correctness.wrong.first() {
@@ -164,7 +168,7 @@ impl Official {
         let _precedence = Precedence::take();
         let seconds = match alone(&mut pool, self.problems().len(), &self.settings.timing) {
             Ok(seconds) => seconds,
-            Err(Halt::Fault(_, fault)) if fault.is_its_own_doing() => return Ok(Err(fault)),
+            Err(Halt::Fault(_, fault)) if self.is_the_champions_doing(champion.1, &fault) => return Ok(Err(fault)),
             Err(Halt::Fault(_, fault)) => return Err(failed_champion(&fault)),
             Err(Halt::Error(error)) => return Err(error.into()),
         };
@@ -275,7 +279,8 @@ impl Official {
                     if let Err(fault) = program.build() {
                         return Ok(Err(fault));
                     }
-                    let built = Built { seal: program.digest(), workshop: program.built.clone() };
+                    let (seal, whole) = (program.digest(), program.is_whole());
+                    let built = Built { seal, whole, workshop: program.built.clone() };
                     self.built.insert(key.clone(), built);
                 }
                 if let Some(built) = self.built.get(&key) {
@@ -285,6 +290,20 @@ impl Official {
                 Ok(Box::new(program))
             }
         })
+    }
+
+    /// Whether a fault of a champion that is alone is its own doing. So is a build that makes other files than those
+    /// which were examined: it works in a folder that nobody else writes to. Where something is missing that it made
+    /// then, this machine may lack what makes it.
+    fn is_the_champions_doing(&self, champion: &Entry, fault: &Fault) -> bool {
+        let made_others = || match champion {
+            Entry::Program { build, command, sealed: Some(sealed) } if !build.is_empty() => {
+                let built = self.built.get(&(build.clone(), command.clone()));
+                built.is_some_and(|built| built.workshop.is_some() && built.whole && built.seal != *sealed)
+            }
+            _ => false,
+        };
+        fault.is_its_own_doing() || (matches!(fault, Fault::Tampering { .. }) && made_others())
     }
 
     /// The record of a sitting that could not begin.
@@ -317,12 +336,13 @@ fn failed_champion(fault: &Fault) -> Error {
 fn without_the_champion(
     challenger: &dyn Contestant,
     champion: &dyn Contestant,
+    is_its_own_doing: impl Fn(&Fault) -> bool,
     questions: &[Arc<dyn Task>],
     seed: u64,
 ) -> Result<Examination> {
     let [alone] = examine([champion], questions, seed)?;
     let fault = match alone.correctness.fault {
-        Some(fault) if fault.is_its_own_doing() => fault,
+        Some(fault) if is_its_own_doing(&fault) => fault,
         Some(fault) => return Err(failed_champion(&fault)),
         None => return Err(Error::Champion { reason: "it failed beside the challenger, and not alone".to_owned() }),
     };

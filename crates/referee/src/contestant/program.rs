@@ -8,7 +8,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,6 +76,12 @@ impl Program {
     /// Tells the files that its command names from all others, by their bytes.
     pub fn digest(&self) -> String {
         seal::digest(&self.started())
+    }
+
+    /// Whether everything is there that its command names in the folder that it was built in.
+    pub fn is_whole(&self) -> bool {
+        let Some(workshop) = &self.built else { return true };
+        self.started().iter().map(Path::new).filter(|path| path.starts_with(workshop.folder())).all(Path::exists)
     }
 
     /// What starts it, from where it was built.
@@ -287,7 +293,11 @@ impl Process {
         let started = program.started();
         let (path, arguments) = started.split_first().ok_or_else(|| failed("its command is empty".to_owned()))?;
         if program.sealed.as_ref().is_some_and(|sealed| *sealed != program.digest()) {
-            let what = "its program: the files are not those that were examined".to_owned();
+            let others = "its program: the files are not those that were examined";
+            let what = match program.built {
+                Some(_) => format!("{others}; what it builds is to have the same bytes at every build"),
+                None => others.to_owned(),
+            };
             return Err(Fault::Tampering { what });
         }
         let words = tempfile::tempfile().map_err(failed_io)?;

@@ -184,6 +184,17 @@ fn examined_in(copied: &TempDir, champion: &str, compute: &str) -> Correctness {
 
 /// The same by another rule than the operation's, or why nobody can be examined.
 fn examined_by(copied: &TempDir, champion: &str, compute: &str, rule: Option<Tolerance>) -> tank::Result<Correctness> {
+    examined_with(copied, [champion, compute], &[], rule)
+}
+
+/// The same with words for the champion's command beside its own and, if there are any, a build that writes another
+/// file each time; its files were others when it was examined.
+fn examined_with(
+    copied: &TempDir,
+    [champion, compute]: [&str; 2],
+    words: &[&str],
+    rule: Option<Tolerance>,
+) -> tank::Result<Correctness> {
     let baseline = "import math\ndef plain(problem, constants, inputs, outputs):\n    x, y, n = inputs['x'], outputs['y'], problem['columns']\n    \
                     for row in range(0, len(x), n):\n        top = max(x[row:row + n])\n        powers = [math.exp(v - top) for v in x[row:row + n]]\n        \
                     for j, p in enumerate(powers):\n            y[row + j] = p / sum(powers)\n";
@@ -203,11 +214,12 @@ fn examined_by(copied: &TempDir, champion: &str, compute: &str, rule: Option<Tol
     let settings = settings(&folder);
     let mut referee =
         Official::new(Box::new(FolderOperation::new(&folder).unwrap()), settings, Vec::new(), None).unwrap();
-    let entry = |name: &str| {
-        let command = vec![copied.path().join(name).display().to_string()];
-        Entry::Program { build: Vec::new(), command, sealed: None }
+    let entry = |name: &str, words: &[&str]| {
+        let command = [name].iter().chain(words).map(|word| copied.path().join(word).display().to_string()).collect();
+        let build = ["sh", "-c", "date +%s.%N > made"].map(str::to_owned).into_iter().filter(|_| !words.is_empty());
+        Entry::Program { build: build.collect(), command, sealed: words.first().map(|_| "others".to_owned()) }
     };
-    referee.examine(("plain", &entry("plain.py")), ("other", &entry("other.py")), 21)
+    referee.examine(("plain", &entry("plain.py", words)), ("other", &entry("other.py", &[])), 21)
 }
 
 #[test]
@@ -248,6 +260,16 @@ fn a_champion_that_fails_when_it_is_examined_has_lost_its_title_to_one_that_is_r
         examined_in(&copy("softmax"), "def compute(*all):\n    raise SystemExit('no more')\n", "compute = plain\n");
     let wrong = found.champion_wrong.as_ref().map(|wrong| wrong.what.clone()).unwrap_or_default();
     assert!(found.passed() && found.cases > 6 && wrong.contains("no more"), "{found:?}");
+}
+
+#[test]
+fn a_champion_that_builds_other_files_than_were_examined_has_lost_its_title_to_one_that_is_right() {
+    let by = |words: &[&str]| examined_with(&copy("softmax"), ["", "compute = plain\n"], words, None);
+    let found = by(&["made"]).unwrap();
+    let wrong = found.champion_wrong.as_ref().map(|wrong| wrong.what.clone()).unwrap_or_default();
+    assert!(found.passed() && wrong.contains("not those that were examined"), "{found:?}");
+    // What makes the other file may be missing here.
+    assert!(by(&["made", "not-made"]).unwrap_err().to_string().contains("not those that were examined"));
 }
 
 #[test]
