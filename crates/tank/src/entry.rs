@@ -38,6 +38,16 @@ pub enum Entry {
     },
 }
 
+impl Entry {
+    /// The same, whose files, where it is a program, must be those that have this seal.
+    pub(crate) fn with_seal(self, seal: Option<String>) -> Self {
+        match self {
+            Entry::Program { build, command, .. } => Entry::Program { build, command, sealed: seal },
+            builtin => builtin,
+        }
+    }
+}
+
 /// What a pitch wants run: a configuration of ours, any part of one, or a program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -96,9 +96,7 @@ impl Play<'_> {
                 tried
             }
         };
-        if let Entry::Program { sealed, .. } = &mut challenger.entry {
-            *sealed = program;
-        }
+        challenger.entry = challenger.entry.with_seal(program);
         let judged = Judged {
             round: round.to_owned(),
             pitch: pitch.name.clone(),
@@ -270,7 +268,10 @@ impl Play<'_> {
         if let Some(wrong) = self.baseline.wrong.clone() {
             return self.dethrone(round, format!("wrong when it was to be timed alone: {wrong}"), correctness.program);
         }
-        let (timed, interrupted) = self.sittings(round, challenger, &terms.deal, scratch_bytes)?;
+        // Another machine may build it again: what is timed is what was examined.
+        let entry = challenger.entry.clone().with_seal(correctness.program.clone());
+        let challenger = Champion { name: pitch, entry };
+        let (timed, interrupted) = self.sittings(round, &challenger, &terms.deal, scratch_bytes)?;
         let tried = match timed {
             Timed::Judged(judgement, summary) => {
                 Tried { summary, program: correctness.program, ..Tried::without_times(judgement) }

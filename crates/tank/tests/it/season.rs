@@ -9,7 +9,7 @@ use tank::entry::Entry;
 use tank::event::Event;
 use tank::ledger::{self, Ledger, Record};
 use tank::operations::dual_gemm::ProblemSpec;
-use tank::pitch::{Deal, Kind, Pitch};
+use tank::pitch::{Deal, Kind, Pitch, Run};
 use tank::play::{Choices, Options};
 use tank::round::RoundKind;
 use tank::season::{PLANNED, Season};
@@ -71,6 +71,24 @@ fn nothing_is_timed_that_is_wrong() {
     let mut referee = Scripted::new(&season, &[("first", Fate::Wrong), ("second", Fate::Wrong)]);
     played(&season, &folder.path().join("l"), &mut referee, &Options::default()).unwrap();
     assert!(referee.asked.iter().all(|asked| !asked.starts_with("sit")), "{:?}", referee.asked);
+}
+
+#[test]
+fn a_program_that_is_timed_and_crowned_must_be_the_one_that_was_examined() {
+    let mut pitches = two();
+    pitches[0].run = Some(Run { program: vec!["/bin/true".to_owned()], ..Run::default() });
+    let season = season(&[("one", pitches)]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut referee = Scripted::new(&season, &[("first", Fate::Speed(1.4))]);
+    let path = folder.path().join("l");
+    played(&season, &path, &mut referee, &Options::default()).unwrap();
+    let examined = Some("as examined".to_owned());
+    assert_eq!(referee.seals.first(), Some(&examined), "{:?}", referee.asked);
+    let crowned = ledger::read(&path).unwrap().records.into_iter().find_map(|record| match record.event {
+        Event::Crowned(crowned) => Some(crowned.entry),
+        _ => None,
+    });
+    assert!(matches!(crowned, Some(Entry::Program { sealed, .. }) if sealed == examined));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use referee::{
 };
 use tank::Result;
 use tank::court::{Baseline, BaselineShape, Referee, Swimmer};
+use tank::entry::Entry;
 use tank::event::Event;
 use tank::ledger::{self, Ledger, Record};
 use tank::operations::dual_gemm::ProblemSpec;
@@ -59,6 +60,8 @@ pub struct Scripted {
     pub asked: Vec<String>,
     /// The seeds of sittings that were asked for, in order.
     pub seeds: Vec<u64>,
+    /// What the files of programs had to be that were to be timed, in order.
+    pub seals: Vec<Option<String>>,
     /// What is wrong with the season's baseline.
     pub wrong_baseline: Option<String>,
     /// After so many answers, die.
@@ -146,7 +149,7 @@ impl Referee for Scripted {
             precision: Precision::default(),
             champion_precision: None,
             repeated: Some(true),
-            program: None,
+            program: matches!(challenger.entry, Entry::Program { .. }).then(|| "as examined".to_owned()),
             champion_wrong: matches!(fate, Fate::Rights).then(|| Wrong {
                 case: "3×33×48".into(),
                 inputs: "realistic".into(),
@@ -160,6 +163,9 @@ impl Referee for Scripted {
     fn sit(&mut self, champion: Swimmer<'_>, challenger: Swimmer<'_>, terms: &Terms, seed: u64) -> Result<Sitting> {
         self.ask("sit", challenger.name);
         self.seeds.push(seed);
+        if let Entry::Program { sealed, .. } = challenger.entry {
+            self.seals.push(sealed.clone());
+        }
         let settings = Settings::default().referee;
         let one = vec![1.0; self.problems.len()];
         let control = |pairing, speedups: &[f64], passed| Control {
