@@ -121,18 +121,29 @@ pub fn digest_of_seed(seed: u64) -> String {
     hex(&Sha256::digest(seed.to_string()))
 }
 
-/// Refuses a sitting whose seed is another than the one that was settled before it began. A sitting from before digests
-/// were written down is held against nothing.
+/// Refuses a sitting whose seed is another than the one that was settled before it began, and one for which none was. A
+/// sitting from before digests were written down is held against nothing: no sitting before it has one.
 pub fn check_seeds(path: &Path, records: &[Record]) -> Result<()> {
-    let mut settled = BTreeMap::new();
+    let (mut settled, mut first) = (BTreeMap::new(), None);
+    let refused = |record: &Record, problem: String| {
+        Err(Error::Tampered { path: path.to_path_buf(), line: record.n as usize, problem })
+    };
     for record in records {
         match &record.event {
             Event::Seated(seated) => {
+                first.get_or_insert(record.n);
                 let key = (record.season, &seated.round, &seated.pitch);
                 settled.insert(key, (record.n, &seated.seed_digest));
             }
             Event::Sat(sat) => {
                 let before = settled.remove(&(record.season, &sat.round, &sat.pitch));
+                if let (None, Some(first)) = (before, first) {
+                    let problem = format!(
+                        "the sitting of '{}' was not written down before it began, as they are since record {first}",
+                        sat.pitch
+                    );
+                    return refused(record, problem);
+                }
                 let (Some((begun, digest)), Some(sitting)) = (before, &sat.sitting) else { continue };
                 let told = digest_of_seed(sitting.seed);
                 if told != *digest {
@@ -140,7 +151,7 @@ pub fn check_seeds(path: &Path, records: &[Record]) -> Result<()> {
                         "the sitting of '{}' was held with a seed of the digest {told:.12}…, but record {begun} settled {digest:.12}… before it began",
                         sat.pitch
                     );
-                    return Err(Error::Tampered { path: path.to_path_buf(), line: record.n as usize, problem });
+                    return refused(record, problem);
                 }
             }
             _ => {}

@@ -224,6 +224,30 @@ fn a_sitting_with_another_seed_than_was_settled_before_it_began_is_refused_by_it
 }
 
 #[test]
+fn a_sitting_that_nothing_announced_is_refused_where_one_before_it_was() {
+    let season = two_rounds();
+    let folder = tempfile::tempdir().unwrap();
+    let [path, other] = ["ledger.jsonl", "other.jsonl"].map(|name| folder.path().join(name));
+    played(&season, &path, &mut Scripted::new(&season, &FATES), &options(folder.path())).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    let announced: Vec<usize> =
+        (0..records.len()).filter(|&place| matches!(records[place].event, Event::Seated(_))).collect();
+    let read_without = |left_out: &[usize]| {
+        let _ = fs::remove_file(&other);
+        let mut ledger = Ledger::open(&other).unwrap();
+        for (_, record) in records.iter().enumerate().filter(|(place, _)| !left_out.contains(place)) {
+            ledger.append(record.season, record.event.clone()).unwrap();
+        }
+        drop(ledger);
+        ledger::read(&other).map(drop).map_err(|error| error.to_string())
+    };
+    let [first, .., last] = announced.as_slice() else { panic!("several sittings are held") };
+    let why = read_without(&[*last]).unwrap_err();
+    assert!(why.contains("not written down before it began") && why.contains(&format!("record {}", first + 1)), "{why}");
+    assert_eq!(read_without(&[*first]), Ok(()), "the version that began it may have announced none");
+}
+
+#[test]
 fn a_season_from_before_sittings_were_announced_goes_on() {
     let season = two_rounds();
     let folder = tempfile::tempdir().unwrap();
