@@ -647,6 +647,21 @@ def test_of_models_that_declare_fp8_those_with_4_bit_experts_are_ours(experts, i
     assert config.quantization_config.to_dict()["quant_method"] == "fp8"
 
 
+def test_a_model_that_declares_nothing_is_not_told_that_it_declares_none():
+    from transformers import AutoConfig
+    from hammerhead.transformers import _register
+
+    config, seen = AutoConfig.for_model("llama"), []
+
+    def original(config, *_):
+        seen.append(hasattr(config, "quantization_config"))
+        return None, config, None
+
+    before = hasattr(config, "quantization_config")
+    _register._finding_quantizers(original)(config, hammerhead.transformers.NvFp4Config())
+    assert seen == [before]
+
+
 def test_fp8_is_asked_for_by_the_user_and_never_by_a_file(tmp_path):
     with pytest.raises(ValueError, match="ask for exact"):
         loaded(DATA / "modelopt_llama", quantization_config=hammerhead.transformers.NvFp4Config(precision="fp8"))

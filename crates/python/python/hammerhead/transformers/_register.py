@@ -95,12 +95,14 @@ def _finding_quantizers(original: Any) -> Any:
 
     @wraps(original)
     def get_hf_quantizer(config: Any, quantization_config: Any, *arguments: Any, **named: Any) -> Any:
+        declared = None
         if getattr(config, "quantization_config", None) is None and quantization_config is None:
             declared = declared_beside(config)
-            if declared is not None:
-                config.quantization_config = declared
         elif quantization_config is None or isinstance(quantization_config, NvFp4Config):
-            config.quantization_config = with_experts(config)
+            declared = with_experts(config)
+        # transformers 5.10.0 to 5.10.3 ask whether there is such an attribute, and not whether it is None.
+        if declared is not None:
+            config.quantization_config = declared
         found = original(config, quantization_config, *arguments, **named)
         if isinstance(found[0], NvFp4Quantizer) and isinstance(quantization_config, NvFp4Config):
             found[0].quantization_config.ask_as(quantization_config)
