@@ -76,6 +76,14 @@ def test_numbers_are_those_of_torch_and_of_ml_dtypes():
         assert torch.equal(found, (wide.float() * exponents.float()).T)
 
 
+def test_usual_blocks_come_first_and_others_divide_and_are_the_only_ones():
+    from hammerhead._fp8 import block_side
+
+    sides = {(576, 5): 128, (48, 2): 32, (512, 8): 64, (100, 1): 128, (200, 1): 200, (1536, 32): 48}
+    refused = dict.fromkeys([(100, 3), (96, 2)])
+    assert {asked: block_side(*asked) for asked in (*sides, *refused)} == {**sides, **refused}
+
+
 def test_blocks_of_other_sides_are_said_or_divide():
     codes, scale = weight(96, 256), RNG.random((3, 4), dtype=numpy.float32)
     x = RNG.standard_normal((4, 256), dtype=numpy.float32)

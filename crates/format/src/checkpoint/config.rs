@@ -49,6 +49,8 @@ pub struct Quantisation {
     pub ignored: Vec<String>,
     /// The modules that it lists one by one, where layers are of several precisions (ModelOpt's `quantized_layers`).
     pub listed: Vec<String>,
+    /// The sides of blocks that share a scale (`weight_block_size`), rows first.
+    pub block: Option<[usize; 2]>,
     /// Whether it says that the cache of keys and values is quantised, too.
     pub has_kv_cache: bool,
 }
@@ -182,6 +184,10 @@ fn declared(path: PathBuf, value: &Value, producer: Option<&Value>) -> Quantisat
         .filter_map(|name| name.as_str().map(str::to_owned))
         .collect();
     let listed = value.get("quantized_layers").and_then(Value::as_object);
+    let block: Option<Vec<usize>> = value
+        .get("weight_block_size")
+        .and_then(Value::as_array)
+        .and_then(|sides| sides.iter().map(|side| side.as_u64().and_then(|side| usize::try_from(side).ok())).collect());
     Quantisation {
         path,
         format,
@@ -189,6 +195,7 @@ fn declared(path: PathBuf, value: &Value, producer: Option<&Value>) -> Quantisat
         algorithm: kind,
         ignored,
         listed: listed.into_iter().flat_map(|listed| listed.keys().cloned()).collect(),
+        block: block.and_then(|sides| sides.try_into().ok()),
         has_kv_cache: ["kv_cache_quant_algo", "kv_cache_scheme"]
             .iter()
             .any(|key| value.get(key).is_some_and(|value| !value.is_null())),

@@ -8,7 +8,8 @@
 //! | ModelOpt and compressed-tensors `MXFP8` | `weight_scale` U8 or F8_E8M0 | `[N, K/32]` |
 //!
 //! Shapes decide, of exponents (U8 or F8_E8M0) too: those of blocks are widened to f32, which holds every one of them.
-//! Blocks have sides of 128 where that makes as many as there are; other sides must divide the matrix.
+//! Blocks have the sides that the model declares (`weight_block_size`), 128 or 32, the first that makes as many as there
+//! are; other sides must divide the matrix, and be the only ones that could be meant.
 
 use super::Checkpoint;
 use super::feed_forward::stored_numbers;
@@ -19,8 +20,8 @@ use crate::{Error, Fp8Matrix, Fp8Scales, MX_BLOCK, Result};
 /// The names that scales have beside a weight.
 const SCALES: [&str; 3] = ["weight_scale", "weight_scale_inv", "scale"];
 
-/// The side of blocks, where nothing else is said.
-const BLOCK: usize = 128;
+/// The sides of blocks that models have, where nothing else is said.
+const SIDES: [usize; 2] = [128, 32];
 
 /// An FP8 linear layer.
 #[derive(Clone, Debug)]
@@ -58,7 +59,9 @@ impl Checkpoint {
             name: weight.name.to_owned(),
             reason: Box::new(reason),
         };
-        let matrix = Fp8Matrix::new(rows, k, weight.bytes, scales_of(&scale, rows, k)?).map_err(in_tensor)?;
+        let block = self.config.quantisation.as_ref().and_then(|declared| declared.block);
+        let scales = scales_of(&scale, [rows, k], block)?;
+        let matrix = Fp8Matrix::new(rows, k, weight.bytes, scales).map_err(in_tensor)?;
         let bias = match self.store.view(&format!("{name}.bias")) {
             Some(view) => Some(bias_of(&view, rows)?),
             None => None,
@@ -77,8 +80,8 @@ impl Checkpoint {
     }
 }
 
-/// The scales of a matrix, told apart by type and shape.
-fn scales_of<'a>(view: &View<'a>, rows: usize, k: usize) -> Result<Fp8Scales<'a>> {
+/// The scales of a matrix, told apart by type and shape. `block` is what the model declares of its blocks.
+fn scales_of<'a>(view: &View<'a>, [rows, k]: [usize; 2], block: Option<[usize; 2]>) -> Result<Fp8Scales<'a>> {
     let misshaped = |expected: String| {
         refuse(
             view,
@@ -86,9 +89,13 @@ fn scales_of<'a>(view: &View<'a>, rows: usize, k: usize) -> Result<Fp8Scales<'a>
             "check that it belongs to this weight, or expand the weight",
         )
     };
-    let blocks = |down: usize, across: usize, scales: Vec<f32>| match [side(rows, down), side(k, across)] {
+    let declared = block.map_or([None, None], |[height, width]| [Some(height), Some(width)]);
+    let blocks = |down: usize, across: usize, scales: Vec<f32>| match [
+        side(rows, down, declared[0]),
+        side(k, across, declared[1]),
+    ] {
         [Some(height), Some(width)] => Ok(Fp8Scales::Blocks { block: [height, width], scales: scales.into() }),
-        _ => misshaped("neither blocks of 128 nor any others fill it".to_owned()),
+        _ => misshaped("neither blocks of 128 or 32 nor those of one other size fill it".to_owned()),
     };
     if matches!(view.element, Element::Safetensors(Dtype::U8 | Dtype::F8_E8M0)) {
         return match *view.shape {
@@ -115,13 +122,19 @@ fn power_of_two(exponent: u8) -> f32 {
     }
 }
 
-/// The side of so many blocks along a length.
-fn side(length: usize, blocks: usize) -> Option<usize> {
-    match blocks {
-        0 => None,
-        _ if length.div_ceil(BLOCK) == blocks => Some(BLOCK),
-        _ => length.is_multiple_of(blocks).then(|| length / blocks),
+/// The side of so many blocks along a length: one that is declared or usual, of which the last may be smaller, or what
+/// divides it. Where blocks of a larger power of two are as many, the last of them smaller, nothing tells which are
+/// meant.
+fn side(length: usize, blocks: usize, declared: Option<usize>) -> Option<usize> {
+    let fills = |side: &usize| *side > 0 && length.div_ceil(*side) == blocks;
+    if blocks == 0 {
+        return None;
     }
+    declared.into_iter().chain(SIDES).find(fills).or_else(|| {
+        let side = length.is_multiple_of(blocks).then(|| length / blocks)?;
+        let is_only = blocks == 1 || side.is_power_of_two() || !fills(&side.next_power_of_two());
+        is_only.then_some(side)
+    })
 }
 
 fn bias_of(view: &View<'_>, rows: usize) -> Result<Vec<f32>> {
@@ -152,11 +165,19 @@ mod tests {
     }
 
     #[test]
-    fn a_side_of_128_comes_first_and_any_other_must_divide() {
+    fn usual_sides_come_first_and_any_other_must_divide_and_be_the_only_one() {
+        let side = |length, blocks| side(length, blocks, None);
         // 576 rows in blocks of 128 are five, the last of half the size: 116 would be as many, and wrong.
         assert_eq!(side(576, 5), Some(128));
+        // 48 rows in blocks of 32 are two, and 24 would divide them.
+        assert_eq!(side(48, 2), Some(32));
         assert_eq!(side(512, 8), Some(64));
         assert_eq!(side(100, 1), Some(128));
-        assert_eq!([side(100, 3), side(100, 0)], [None, None]);
+        assert_eq!([side(200, 1), side(1536, 32)], [Some(200), Some(48)]);
+        assert_eq!([side(100, 3), side(100, 0), side(0, 0)], [None; 3]);
+        // Two blocks of 48, or one of 64 and one of 32.
+        assert_eq!(side(96, 2), None);
+        assert_eq!([super::side(96, 2, Some(48)), super::side(96, 2, Some(64))], [Some(48), Some(64)]);
+        assert_eq!([super::side(96, 3, Some(64)), super::side(96, 3, Some(0))], [Some(32); 2]);
     }
 }

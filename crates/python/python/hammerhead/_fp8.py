@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hammerhead._arrays import Dtype
     from hammerhead._native import Checkpoint
 
-BLOCK = 128
-"""The side of blocks, where nothing else is said."""
+SIDES = (128, 32)
+"""The sides of blocks that models have, where nothing else is said."""
 
 
 class Fp8Linear(PackedLayer):
@@ -52,7 +52,8 @@ class Fp8Linear(PackedLayer):
 
         - ``scale`` multiplies: one number, one per row (``[n]`` or ``[n, 1]``), one per block (``[⌈n/a⌉, ⌈k/b⌉]``), or
           exponents per 32 elements (MXFP8: uint8 or float8_e8m0fnu, ``[n, k/32]``).
-        - ``block``: the sides of blocks. If not given, 128 where that makes as many blocks, else what divides the sides.
+        - ``block``: the sides of blocks. If not given, 128 or 32 where that makes as many blocks, else what divides the
+          sides, if no larger power of two makes as many.
         - ``bias``: n numbers.
 
         The arrays are not needed afterwards. ``backend`` and ``threads`` are as for :meth:`DualWeights.from_arrays`:
@@ -135,7 +136,11 @@ def _sides(shape: list[int], blocks: list[int]) -> tuple[int, int] | None:
 
 
 def block_side(length: int, blocks: int) -> int | None:
-    """The side of so many blocks along a length: 128 where that makes as many, else what divides it."""
-    if -(-length // BLOCK) == blocks:
-        return BLOCK
-    return length // blocks if length % blocks == 0 else None
+    """The side of so many blocks along a length: 128 or 32 where that makes as many, else what divides it. Where blocks
+    of a larger power of two are as many, the last of them smaller, nothing tells which are meant."""
+    usual = next((side for side in SIDES if -(-length // side) == blocks), None)
+    if usual is not None or length % blocks != 0:
+        return usual
+    side = length // blocks
+    larger = 1 << (side - 1).bit_length()
+    return side if blocks == 1 or larger == side or -(-length // larger) != blocks else None

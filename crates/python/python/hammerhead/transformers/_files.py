@@ -145,7 +145,7 @@ class Files:
             block = size if blocks == 1 else block_side(size, blocks)
             if block is None:
                 raise ValueError(
-                    f"{scales[0]} has shape {list(scale.shape)}, and neither blocks of 128 nor any others fill a weight of shape {list(weight.shape)}"
+                    f"{scales[0]} has shape {list(scale.shape)}, and neither blocks of 128 or 32 nor those of one other size fill a weight of shape {list(weight.shape)}"
                 )
             scale = scale.repeat_interleave(block, side).narrow(side, 0, size)
         return weight * scale
