@@ -74,6 +74,10 @@ const SIGMOID: [&str; 10] = [
 /// Those of them whose weights are not scaled where nothing is declared. Loaders do not agree on the others.
 const UNSCALED: [&str; 3] = ["glm4_moe", "kimi_k2", "minimax_m2"];
 
+/// Those of them that transformers gives 8 groups, of which 4 are looked into, where nothing is declared; the others that
+/// it knows have no groups then.
+const GROUPED: [&str; 2] = ["deepseek_v3", "deepseek_v32"];
+
 /// The rule of a model, from the fields of its `config.json`.
 pub(super) fn from_json<'v>(
     model_type: Option<&str>,
@@ -94,6 +98,9 @@ pub(super) fn from_json<'v>(
         ("llama4" | "llama4_text", _) => Some(plain(Score::SigmoidOnInput, false)),
         (kind, None | Some("sigmoid")) if SIGMOID.contains(&kind) => {
             let groups = count("n_group").zip(count("topk_group")).map(|(groups, looked_into)| [groups, looked_into]);
+            if groups.is_none() && GROUPED.contains(&kind) {
+                return None;
+            }
             let scaling = scaling().or_else(|| UNSCALED.contains(&kind).then_some(1.0))?;
             let groups = groups.filter(|&[groups, looked_into]| looked_into < groups);
             Some(RoutingRule { groups, scaling, ..plain(Score::Sigmoid, flag("norm_topk_prob").unwrap_or(true)) })
