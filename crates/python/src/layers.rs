@@ -301,8 +301,13 @@ impl FeedForward {
                 }
                 stored.experts = numbers.iter().map(|&number| stored.experts[number].clone()).collect();
             }
+            // Whatever weighs experts that a table chooses: logits do not choose them.
+            let has_table = stored.router.as_ref().is_some_and(|router| router.table.is_some());
             let router = match router {
-                Some(router) => Some(router_of(router, stored.experts.len())?),
+                Some(router) => {
+                    let router = router_of(router, stored.experts.len())?;
+                    Some(if has_table { router.with_table() } else { router })
+                }
                 None if numbers.is_some() => None,
                 None => feed_forward::router(&stored)?,
             };

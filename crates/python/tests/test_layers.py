@@ -355,7 +355,8 @@ def test_a_layer_with_a_table_of_deepseek_v4_s_files_takes_ids(tmp_path, rng):
             sums += weight * (w2 @ (gate / (1 + np.exp(-gate)) * up))
         np.testing.assert_allclose(found[row], sums, rtol=1e-4, atol=1e-5 * np.abs(sums).max())
     layer.save(tmp_path / "layer.packed")
-    for one in (layer, Experts.load(tmp_path / "layer.packed"), copy.deepcopy(layer)):
+    by_hand = Experts.from_checkpoint(DATA / "deepseek_v4", 0, shared=False, routing="sqrt-softplus", top_k=2)
+    for one in (layer, Experts.load(tmp_path / "layer.packed"), copy.deepcopy(layer), by_hand):
         with pytest.raises(ValueError, match="a table chooses this layer's experts"):
             one(x, logits)
     beside = reference.f32_tensors(DATA / "deepseek_v4.fp8.expected.safetensors")

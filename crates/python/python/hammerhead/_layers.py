@@ -447,8 +447,9 @@ class Experts(FeedForward):
         """Reads the experts of a model's layer, with biases and input scales: all, or those of the numbers in
         ``experts``, which are counted anew from 0; and the shared one, unless ``shared`` is false.
 
-        ``gate`` and ``routing`` (with what belongs to it) are as the model declares if not given. Logits are the
-        caller's: the router's own product is left to the model. The rest is as for :meth:`from_arrays`.
+        ``gate`` and ``routing`` (with what belongs to it) are as the model declares if not given; a table that chooses
+        experts stays, whatever ``routing`` weighs them. Logits are the caller's: the router's own product is left to
+        the model. The rest is as for :meth:`from_arrays`.
         """
         return cls._of(
             _native.FeedForward.load_experts(
