@@ -756,7 +756,8 @@ int32_t hammerhead_moe_shape(const struct HammerheadLayer *layer,
                              size_t *top_k);
 
 // Computes tokens [rows, k] by the experts that the layer's routing chooses by their logits, [rows, experts] in single
-// precision.
+// precision. Refused where a table chooses them by the token's number: there, hammerhead_moe_weigh makes the weights
+// for hammerhead_moe_run.
 //
 // # Safety
 //
@@ -766,6 +767,24 @@ int32_t hammerhead_moe_run_logits(const struct HammerheadEngine *engine,
                                   const struct HammerheadTokens *tokens,
                                   struct HammerheadVector logits,
                                   const struct HammerheadOutput *output);
+
+// Writes the weights, [rows, top] in single precision, that the layer's routing gives experts which something else has
+// chosen: of logits [rows, experts] and of their numbers, [rows, top], as many per token as the routing chooses.
+// id_bits is as for hammerhead_moe_run, which takes ids and weights; where the routing multiplies tokens, with
+// weights_on_input.
+//
+// # Safety
+//
+// `layer` is NULL or a layer; `logits` and `ids` lead to as many bytes as is said beside them, and so many may be
+// written to `weights`.
+int32_t hammerhead_moe_weigh(const struct HammerheadLayer *layer,
+                             size_t rows,
+                             struct HammerheadVector logits,
+                             const void *ids,
+                             uint32_t id_bits,
+                             size_t ids_bytes,
+                             float *weights,
+                             size_t weights_bytes);
 
 // Computes tokens [rows, k] by the experts whose numbers are given, with the weights that are given: [rows, top] each.
 // A number outside of 0 to experts−1 adds nothing, and its weight is not looked at.

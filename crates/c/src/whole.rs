@@ -13,7 +13,7 @@ use hammerhead::{
 };
 
 use crate::layer::{Engine, Layer, at, hand_out, structures};
-use crate::operands::{self, Matrix, Output, Tokens, check_apart, gate_of, slice};
+use crate::operands::{self, Matrix, Output, Tokens, check_apart, gate_of, slice, slice_mut};
 use crate::status::{Error, Result, guard};
 
 /// What stands between the products of an MLP: the type of the tokens.
@@ -465,7 +465,8 @@ pub unsafe extern "C" fn hammerhead_moe_shape(
 }
 
 /// Computes tokens [rows, k] by the experts that the layer's routing chooses by their logits, [rows, experts] in single
-/// precision.
+/// precision. Refused where a table chooses them by the token's number: there, hammerhead_moe_weigh makes the weights
+/// for hammerhead_moe_run.
 ///
 /// # Safety
 ///
@@ -490,6 +491,46 @@ pub unsafe extern "C" fn hammerhead_moe_run_logits(
         let routed = router.route(logits, rows)?;
         // SAFETY: the caller's promise.
         unsafe { run(engine, experts, tokens, &routed, output) }
+    })
+}
+
+/// Writes the weights, [rows, top] in single precision, that the layer's routing gives experts which something else has
+/// chosen: of logits [rows, experts] and of their numbers, [rows, top], as many per token as the routing chooses.
+/// id_bits is as for hammerhead_moe_run, which takes ids and weights; where the routing multiplies tokens, with
+/// weights_on_input.
+///
+/// # Safety
+///
+/// `layer` is NULL or a layer; `logits` and `ids` lead to as many bytes as is said beside them, and so many may be
+/// written to `weights`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hammerhead_moe_weigh(
+    layer: *const Layer,
+    rows: usize,
+    logits: Vector,
+    ids: *const c_void,
+    id_bits: u32,
+    ids_bytes: usize,
+    weights: *mut f32,
+    weights_bytes: usize,
+) -> i32 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let (_, router) = unsafe { at(layer, "layer") }?.experts()?;
+        let Some(router) = router else {
+            return Err(Error::argument("logits", "cannot be weighed: the layer has no routing; load it with one"));
+        };
+        // SAFETY: the caller's promise.
+        let (logits, ids) =
+            unsafe { (slice(logits.values, logits.bytes, "logits")?, expert_ids(ids, id_bits, ids_bytes)?) };
+        let routed = router.weigh_chosen(logits, ids, rows)?;
+        let (what, expected) = ("the weights".to_owned(), 4 * routed.weights().len());
+        if weights_bytes != expected {
+            return Err(Error::Length { what, expected, came: weights_bytes });
+        }
+        // SAFETY: the caller's promise. What was read is not looked at any more, wherever it lies.
+        unsafe { slice_mut(weights, weights_bytes, &what) }?.copy_from_slice(routed.weights());
+        Ok(())
     })
 }
 
@@ -535,17 +576,27 @@ pub(crate) unsafe fn given(
     [rows, experts]: [usize; 2],
 ) -> Result<Routed> {
     // SAFETY: the caller's promise.
-    let ids = unsafe {
-        match id_bits {
-            32 => Ids::I32(slice(ids.cast(), ids_bytes, "ids")?),
-            64 => Ids::I64(slice(ids.cast(), ids_bytes, "ids")?),
-            other => return Err(Error::argument("id_bits", format!("{other} is neither 32 nor 64"))),
-        }
-    };
+    let ids = unsafe { expert_ids(ids, id_bits, ids_bytes) }?;
     // SAFETY: the caller's promise.
     let weights = unsafe { slice(weights.values, weights.bytes, "weights") }?;
     let routed = Routed::given(ids, weights, rows, experts)?;
     Ok(if weights_on_input == 0 { routed } else { routed.on_input() })
+}
+
+/// Experts' numbers.
+///
+/// # Safety
+///
+/// As for [`slice`].
+unsafe fn expert_ids<'a>(ids: *const c_void, bits: u32, bytes: usize) -> Result<Ids<'a>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match bits {
+            32 => Ok(Ids::I32(slice(ids.cast(), bytes, "ids")?)),
+            64 => Ok(Ids::I64(slice(ids.cast(), bytes, "ids")?)),
+            other => Err(Error::argument("id_bits", format!("{other} is neither 32 nor 64"))),
+        }
+    }
 }
 
 /// Computes routed tokens.

@@ -456,6 +456,52 @@ fn a_layer_of_experts_is_the_mlps_that_were_chosen() {
 }
 
 #[test]
+fn experts_that_were_chosen_elsewhere_have_the_weights_that_logits_give_them() {
+    let (owned, engine) = ([0.5, 1.0, -0.7].map(|factor| Owned::new(K, factor)), engine());
+    let experts = owned.each_ref().map(|owned| mlp(owned, EMPTY));
+    let scoring = HAMMERHEAD_ROUTING_SQRT_SOFTPLUS;
+    let routing = Routing { scoring, top_k: 2, correction: EMPTY, groups: 0, best_groups: 0, scaling: 1.5 };
+    let load = |routing: *const Routing| {
+        let (mut moe, gate) = (null_mut(), HAMMERHEAD_GATE_SILU);
+        // SAFETY: all sizes are those of the slices.
+        let status = unsafe {
+            hammerhead_moe_load(engine, experts.as_ptr(), 3, null(), EMPTY, routing, gate, 0.0, null(), &mut moe)
+        };
+        assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+        moe
+    };
+    let (moe, unrouted) = (load(&routing), load(null()));
+    // The largest logits first, as the layer chooses.
+    let (a, logits, ids) = (numbers(2 * K), [0.5, 2.0, -1.0, 0.0, -3.0, 1.0], [1i64, 0, 2, 0]);
+    let (mut given, mut chosen, mut weights) = (vec![0f32; 2 * K], vec![0f32; 2 * K], [0f32; 4]);
+    let mut weigh = |layer: *const Layer, ids_bytes: usize, bytes: usize| {
+        let (ids, logits) = (ids.as_ptr().cast(), vector(&logits));
+        // SAFETY: no size is beyond that of its slice.
+        let status = unsafe { hammerhead_moe_weigh(layer, 2, logits, ids, 64, ids_bytes, weights.as_mut_ptr(), bytes) };
+        (status, weights)
+    };
+    for (layer, ids_bytes, bytes, word) in
+        [(moe, 24, 16, "ids"), (moe, 32, 12, "the weights has 12 bytes"), (unrouted, 32, 16, "no routing")]
+    {
+        assert_eq!(weigh(layer, ids_bytes, bytes), (HAMMERHEAD_INVALID, [0.0; 4]));
+        assert!(last_error().contains(word), "{} says nothing of {word}", last_error());
+    }
+    let (status, weights) = weigh(moe, 32, 16);
+    assert_eq!(status, HAMMERHEAD_OK, "{}", last_error());
+    // SAFETY: all sizes are those of the slices; each was made once, and nobody uses them any more.
+    unsafe {
+        let (x, y) = (tokens(&a), [output(&mut given), output(&mut chosen)]);
+        let ids = ids.as_ptr().cast::<c_void>();
+        assert_eq!(hammerhead_moe_run(engine, moe, &x, ids, 64, 32, vector(&weights), 0, &y[0]), HAMMERHEAD_OK);
+        assert_eq!(hammerhead_moe_run_logits(engine, moe, &x, vector(&logits), &y[1]), HAMMERHEAD_OK);
+        hammerhead_layer_destroy(moe);
+        hammerhead_layer_destroy(unrouted);
+        hammerhead_engine_destroy(engine);
+    }
+    assert!(given == chosen && given.iter().any(|&y| y != 0.0));
+}
+
+#[test]
 fn whole_layers_are_refused_what_does_not_fit() {
     let (owned, engine, bias) = (Owned::new(K, 1.0), engine(), numbers(K - 1));
     let load = |experts: &[MlpMatrices], options: *const WholeOptions| {
