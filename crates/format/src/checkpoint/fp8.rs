@@ -8,8 +8,8 @@
 //! | ModelOpt and compressed-tensors `MXFP8` | `weight_scale` U8 or F8_E8M0 | `[N, K/32]` |
 //!
 //! Shapes decide, of exponents (U8 or F8_E8M0) too: those of blocks are widened to f32, which holds every one of them.
-//! Blocks have the sides that the model declares (`weight_block_size`), 128 or 32, the first that makes as many as there
-//! are; other sides must divide the matrix, and be the only ones that could be meant.
+//! Blocks have the sides that the model declares (`weight_block_size`), 128 or 32, the first that makes as many as
+//! there are; other sides must divide the matrix, and be the only ones that could be meant.
 
 use super::Checkpoint;
 use super::feed_forward::stored_numbers;

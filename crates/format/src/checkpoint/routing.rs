@@ -74,8 +74,8 @@ const SIGMOID: [&str; 10] = [
 /// Those of them whose weights are not scaled where nothing is declared. Loaders do not agree on the others.
 const UNSCALED: [&str; 3] = ["glm4_moe", "kimi_k2", "minimax_m2"];
 
-/// Those of them that transformers gives 8 groups, of which 4 are looked into, where nothing is declared; the others that
-/// it knows have no groups then.
+/// Those of them that transformers gives 8 groups, of which 4 are looked into, where nothing is declared; the others
+/// that it knows have no groups then.
 const GROUPED: [&str; 2] = ["deepseek_v3", "deepseek_v32"];
 
 /// The rule of a model, from the fields of its `config.json`.

@@ -243,7 +243,8 @@ fn a_sitting_that_nothing_announced_is_refused_where_one_before_it_was() {
     };
     let [first, .., last] = announced.as_slice() else { panic!("several sittings are held") };
     let why = read_without(&[*last]).unwrap_err();
-    assert!(why.contains("not written down before it began") && why.contains(&format!("record {}", first + 1)), "{why}");
+    let since = format!("record {}", first + 1);
+    assert!(why.contains("not written down before it began") && why.contains(&since), "{why}");
     assert_eq!(read_without(&[*first]), Ok(()), "the version that began it may have announced none");
 }
 

@@ -3,8 +3,8 @@
 
     compiled.py SOLUTION.json LIBRARY.so
 
-The same sources make the same bytes at any time, and in any folder as far as compilers can be told: a library that has won
-is compiled again where the season goes on, and is known by its bytes.
+The same sources make the same bytes at any time, and in any folder as far as compilers can be told: a library that has
+won is compiled again where the season goes on, and is known by its bytes.
 
 Sources are bound to Python as torch's extensions are: `PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)`, with the entry point among its functions.
 """
@@ -112,8 +112,8 @@ def for_the_host(nvcc, flag):
 
 
 def repeatable(nvcc, folder, source):
-    """Flags that keep out of an object what is not of its source: the folder's name and random numbers. nvcc writes the names
-    of its temporary files into objects, too, unless these lie beside them."""
+    """Flags that keep out of an object what is not of its source: the folder's name and random numbers. nvcc writes the
+    names of its temporary files into objects, too, unless these lie beside them."""
     name = source.relative_to(folder)
     flags = [for_the_host(nvcc, f"-ffile-prefix-map={folder}=.")]
     known = subprocess.run(["nvcc", "--help"], capture_output=True, text=True).stdout if nvcc else ""
