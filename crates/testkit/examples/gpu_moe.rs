@@ -349,8 +349,8 @@ fn in_turns(mut each: impl FnMut(usize) -> Result<f64>) -> Result<[f64; 2]> {
     }))
 }
 
-/// Layers with some settings of their products at 0 and at 1, whichever are planned: the last token within the bound, the
-/// same bits, and times in turns.
+/// Layers with some settings of their products at 0 and at 1, whichever are planned: the last token within the bound,
+/// the same bits, and times in turns.
 fn beside(settings: &[Setting], precisions: &[Precision], tokens: &[usize]) -> Result<Value> {
     let (context, mut rows, mut passed) = (device::context(0)?, Vec::new(), true);
     let device::Device { family, facts, .. } = device::Device::of(0)?;

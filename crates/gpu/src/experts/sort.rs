@@ -605,10 +605,10 @@ impl Portable for SortSpec {
 /// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what
 /// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows,
 /// and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count,
-/// 8·units]` and rows, if they are copied, and bytes between planes of rows if there are several; the layout; the inverse;
-/// the owners, if they are asked for; adapters of tokens, if there are some; where the order goes, if it is asked for;
-/// and where adapters of rows go; what tokens were divided by and where that of rows goes, if they were; the number of
-/// tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
+/// 8·units]` and rows, if they are copied, and bytes between planes of rows if there are several; the layout; the
+/// inverse; the owners, if they are asked for; adapters of tokens, if there are some; where the order goes, if it is
+/// asked for; and where adapters of rows go; what tokens were divided by and where that of rows goes, if they were; the
+/// number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };

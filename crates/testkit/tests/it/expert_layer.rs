@@ -647,7 +647,7 @@ fn mutants_of_reading_tokens_where_they_lie_are_caught() {
     let share = broken.len().div_ceil(rayon::current_num_threads());
     let missed = broken.par_chunks(share).flat_map_iter(|broken| trial.missed((&launches, 1), broken, &right));
     let missed: Vec<String> = missed.collect();
-    // Loops that take a turn in any case, a division by one that is left out, and numbers that meet zeros of the weights.
+    // Loops that take a turn in any case, a division by one that is left out, and numbers that meet weights of zero.
     let harmless = [("condition dropped", 3), ("zeros not filled in", 1)];
     let counts = harmless.map(|(mistake, _)| missed.iter().filter(|name| name.starts_with(mistake)).count());
     assert!(counts == harmless.map(|(_, count)| count) && missed.len() == 4, "{}", missed.join("\n"));

@@ -12,10 +12,8 @@ use ptx::{Addr, Builder, Global, Reg, Scope, Shared, SpecialRegister, U32, U64};
 use super::pipeline::Turn;
 use super::produce::{self, Place};
 use super::work::{Found, Source};
-use super::{MultiplySpec, Parts, UNIT};
+use super::{GATHERING_WARPS, MultiplySpec, Parts, UNIT};
 
-/// Warps that read tokens.
-pub(super) const WARPS: u32 = 2;
 /// Bytes of a piece.
 const PIECE: u32 = 16;
 /// Stages that are under way at most.
@@ -34,7 +32,7 @@ impl MultiplySpec {
 
     /// Rows of all warps at a time: whole periods of the swizzle, so that a lane's places differ by a constant.
     pub(super) fn gathered_rows(&self) -> u32 {
-        WARPS * self.rows_of_warp()
+        GATHERING_WARPS * self.rows_of_warp()
     }
 
     /// How many stages after it was asked for a stage is said to have landed: consumers hold one for each warpgroup

@@ -73,6 +73,8 @@ use work::{TileRing, Work};
 
 /// The hardware barrier of all consumer warpgroups.
 const ALL_CONSUMERS: u32 = 1;
+/// Warps that read tokens where they lie, if that is how a product has its rows.
+const GATHERING_WARPS: u32 = 2;
 /// Columns of k that one chunk of weights, and one row of tokens in shared memory, holds.
 pub const UNIT: u32 = 64;
 /// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles,
@@ -583,11 +585,11 @@ impl Spec for MultiplySpec {
 
 /// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, that of
 /// biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor maps of all rows, one
-/// for each width, or tokens, the entry of every row, and the entries of a token; the layout, or what tiles are found by
-/// in its place ([`crate::phases::direct`]); the first expert's gate and up weights (or only those), bytes from one expert's to the
-/// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; what
-/// each row was divided by and the experts' lifts, if tokens were rounded to e4m3; C; its columns, the summed
-/// dimension, and the gate's limit.
+/// for each width, or tokens, the entry of every row, and the entries of a token; the layout, or what tiles are found
+/// by in its place ([`crate::phases::direct`]); the first expert's gate and up weights (or only those), bytes from one
+/// expert's to the next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if
+/// there is one; what each row was divided by and the experts' lifts, if tokens were rounded to e4m3; C; its columns,
+/// the summed dimension, and the gate's limit.
 ///
 /// One warpgroup has two threads that produce and, where a block has several tiles, one that finds them; the others
 /// consume. Who waits for whom is in `pipeline`, in the ring of `work`, in `combine` and in the barriers of `epilogue`,

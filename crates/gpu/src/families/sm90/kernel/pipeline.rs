@@ -19,7 +19,7 @@
 
 use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32};
 
-use super::{MultiplySpec, gather};
+use super::{GATHERING_WARPS, MultiplySpec};
 
 /// The stages and their barriers.
 pub(super) struct Pipeline {
@@ -83,7 +83,7 @@ impl Pipeline {
     /// Each thread that has a stage of its number makes that stage's barriers, and the first one the others.
     pub fn prepare(&self, k: &mut Builder, thread: Reg<U32>) {
         let readers = 128 * self.config.division().along_n;
-        let producers = 1 + if self.config.gathers { 32 * gather::WARPS } else { 1 };
+        let producers = 1 + if self.config.gathers { 32 * GATHERING_WARPS } else { 1 };
         for (which, arrivals) in [(self.full, producers), (self.empty, readers)] {
             let barrier = self.barrier(k, which, thread);
             k.barrier_init(Addr::of(barrier), arrivals);
