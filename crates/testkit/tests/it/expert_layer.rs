@@ -34,6 +34,9 @@ const FAMILIES: [&dyn Family; 4] = [&Sm90, &Sm80, &Sm120, &Sm100];
 /// Those that take MXFP4's scales as they are, and those that widen them when weights are packed.
 const NATIVE: [&dyn Family; 2] = [&Sm90, &Sm80];
 const WIDENING: [&dyn Family; 2] = [&Sm120, &Sm100];
+/// Instructions after which a launch is given up: many times those of one that ends. Mutants whose loops do not end
+/// would take minutes else.
+const PATIENCE: u64 = 10_000_000;
 
 /// The device of a family: one with as little shared memory as its GPUs have.
 fn facts(family: &dyn Family) -> Facts {
@@ -97,7 +100,7 @@ impl Trial {
 
     fn of(layer: Layer, ids: &[i32], weights: &[f32], shared: bool) -> Self {
         let shape = layer.shape;
-        let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
+        let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter).with_patience(PATIENCE);
         let packed: Vec<_> = layer.packed().collect();
         let bytes: Vec<u8> = packed.iter().flat_map(|expert| expert.matrices().to_vec()).collect();
         let factors: Vec<f32> = packed.iter().flat_map(|expert| expert.factors().concat()).collect();
