@@ -116,8 +116,10 @@ fn garbage_is_quoted() {
 fn memory_beyond_the_limit_is_not_given() {
     let mut greedy = cheat("greedy");
     greedy.limits.memory_bytes = 1 << 30;
+    // It is refused more, or ended where what it has been given is counted first.
     let fault = fault_of(&greedy);
-    assert!(matches!(&fault, Fault::Crash { words, .. } if words.contains("MemoryError")), "{fault}");
+    let refused = matches!(&fault, Fault::Crash { words, .. } if words.contains("MemoryError"));
+    assert!(refused || fault.to_string().contains("of memory, where 1024 may be taken"), "{fault}");
 }
 
 #[test]
