@@ -209,7 +209,10 @@ mod tests {
             let given: Vec<Activations<'_>> = order.iter().map(|&group| given[group].clone()).collect();
             let found = engine.run(&only, &given, Output::F32).unwrap();
             assert!(
-                order.iter().zip(&found).all(|(&group, found)| bits(&[found.clone()]) == bits(&among[group..=group]))
+                order
+                    .iter()
+                    .zip(&found)
+                    .all(|(&group, found)| bits(std::slice::from_ref(found)) == bits(&among[group..=group]))
             );
             // What tokens are measured with may not depend on which of the groups have some.
             assert_eq!(only.input_scales().largest(), all.input_scales().largest());
