@@ -86,8 +86,9 @@ def declared_beside(config: Any) -> dict[str, Any] | None:
 def with_experts(config: Any) -> Any:
     """What a model declares of its quantisation, with the type of 4-bit experts, which DeepSeek-V4 declares elsewhere."""
     declared = getattr(config, "quantization_config", None)
-    is_fp8 = isinstance(declared, dict) and declared.get("quant_method") == FP8
-    return {**declared, "expert_dtype": FP4} if is_fp8 and getattr(config, "expert_dtype", None) == FP4 else declared
+    if not isinstance(declared, dict) or declared.get("quant_method") != FP8:
+        return declared
+    return {**declared, "expert_dtype": FP4} if getattr(config, "expert_dtype", None) == FP4 else declared
 
 
 def _finding_quantizers(original: Any) -> Any:
