@@ -42,7 +42,7 @@ def dequantised(lender):
     codes, scales = np.zeros((2, 8), dtype=np.uint8), np.zeros((2, 1), dtype=np.uint8)
     scale = _native.quantize((lender, "float32"), codes, scales, None)
     values = np.zeros((2, 16), dtype=np.float32)
-    _native.dequantize((codes, scales, scale), values)
+    _native.dequantize((codes, scales, scale, 16), values)
     return values
 
 
@@ -126,9 +126,9 @@ def test_read_only_memory_is_not_written():
         lender = Lender(versioned=versioned, flags=1)
         if versioned:
             with pytest.raises(ValueError, match="read-only"):
-                _native.dequantize((codes, scales, 1.0), lender)
+                _native.dequantize((codes, scales, 1.0, 16), lender)
         else:
-            _native.dequantize((codes, scales, 1.0), lender)
+            _native.dequantize((codes, scales, 1.0, 16), lender)
         assert lender.returned == 1
         assert lender.array[:32].any() == versioned
 
