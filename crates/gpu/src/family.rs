@@ -218,11 +218,6 @@ pub trait ExpertKernel: fmt::Debug + Send + Sync {
     /// Whether warps that share a tile's columns split k and add their sums in the end.
     fn shares_k(&self) -> bool;
 
-    /// Whether it reads tokens where they lie, by the entry of every row.
-    fn gathers(&self) -> bool {
-        false
-    }
-
     /// The kernel that finds its tiles by itself, if there is one.
     fn direct(&self, _direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
         None

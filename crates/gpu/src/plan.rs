@@ -214,7 +214,7 @@ mod tests {
         for (wish, words) in [
             ("schedule=tile", "schedule=persistent"),
             ("strategy=two-pass", "strategy=interleaved"),
-            ("multicast=2", "down, down-depth, down-stages, down-under, down-warps, under, warps and gather"),
+            ("multicast=2", "down, down-depth, down-stages, down-under, down-warps, under and warps"),
             ("down=96", "there is no such kernel for the second product"),
             ("tile=7x64", "multiple of 8"),
         ] {

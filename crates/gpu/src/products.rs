@@ -14,9 +14,6 @@ pub const UNDER: Setting = Setting::new("under", 0);
 /// 1 where each warp multiplies by itself (`mma.sync`), for tiles of few tokens; 0 where warpgroups do (`wgmma`).
 pub const WARPS: Setting = Setting::new("warps", 0);
 
-/// 1 where the first product of a layer reads tokens where they lie; 0 where rows are copied together before.
-pub const GATHER: Setting = Setting::new("gather", 0);
-
 /// A product: rows `[rows, k]` in the order of their experts, times every expert's own weights, gives `[rows, n]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductShape {
@@ -48,8 +45,6 @@ pub struct ProductShape {
     pub added: bool,
     /// Whether a row's sums are added in the same order whatever the tile: then nobody shares k.
     pub invariant: bool,
-    /// Whether rows are the numbers of tokens as they lie, so that a kernel may read them there: see [`GATHER`].
-    pub of_tokens: bool,
 }
 
 impl ProductShape {
@@ -68,8 +63,6 @@ pub struct ProductOperands {
     pub rows: u64,
     /// Bytes between parts.
     pub plane: u64,
-    /// Where rows are read where tokens lie: those, the entry of every row, and the entries of a token.
-    pub tokens: (u64, u64, u32),
     /// The layout that the sort has left.
     pub layout: u64,
     /// The first expert's packed matrices: gate and up, or only one.

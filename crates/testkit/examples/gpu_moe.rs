@@ -9,8 +9,8 @@
 //! also in turns with exact ones.
 //! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
 //! turns, with the same kernels otherwise: results must have the same bits.
-//! Layers by warps are checked and timed in turns with those by warpgroups, and such as read tokens where they lie with
-//! those of which rows are copied together, whichever are planned. Exit status 1 if anything is wrong.
+//! Layers by warps are checked and timed in turns with those by warpgroups, whichever are planned. Exit status 1 if
+//! anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use gpu::experts::route::RouteSpec;
 use gpu::experts::shape::LayerShape;
 use gpu::families::sm90::kernel::MultiplySpec;
 use gpu::loaded::DeviceExperts;
-use gpu::products::{GATHER, WARPS};
+use gpu::products::WARPS;
 use gpu::{Launch, Spec, plan};
 use half::{bf16, f16};
 use hammerhead::{Engine, Experts, LayerOptions, Options};
@@ -49,7 +49,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 18] = [
+const STAGES: [(&str, Stage); 17] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -63,7 +63,6 @@ const STAGES: [(&str, Stage); 18] = [
     ("mx-kinds", mx_kinds),
     ("mx-timing", mx_timing),
     ("by-warps", || beside(&[WARPS, DOWN_WARPS], &[Precision::Exact], &[1, 16, 64])),
-    ("gather", || beside(&[GATHER], &[Precision::Exact, Precision::Fp8], &[512, 1536, 4096])),
     ("few-launches", few_launches),
     ("parts", || parts(Precision::Exact)),
     ("fp8-parts", || parts(Precision::Fp8)),

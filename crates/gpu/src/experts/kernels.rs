@@ -7,7 +7,7 @@ use op::{Config, Own, Result, Setting, Tile};
 use super::shape::LayerShape;
 use crate::facts::Facts;
 use crate::family::{ExpertKernel, Family};
-use crate::products::{GATHER, UNDER, WARPS};
+use crate::products::{UNDER, WARPS};
 
 /// How the products are computed: a kernel for each, with tiles of as many tokens.
 #[derive(Clone, Debug)]
@@ -37,8 +37,6 @@ pub const DOWN_STAGES: Setting = Setting::new("down-stages", 0);
 pub const DOWN_UNDER: Setting = Setting::new("down-under", 0);
 /// See [`DOWN`].
 pub const DOWN_WARPS: Setting = Setting::new("down-warps", 0);
-/// What is said of the first product in its own words.
-const FIRST: [Setting; 3] = [UNDER, WARPS, GATHER];
 
 impl LayerKernels {
     /// The kernels that a configuration means for a layer on a device, or why there are none.
@@ -48,7 +46,7 @@ impl LayerKernels {
         config: &Config,
         facts: &Facts,
     ) -> Result<Self, String> {
-        let settings = [DOWN, DOWN_DEPTH, DOWN_STAGES, DOWN_UNDER, DOWN_WARPS, UNDER, WARPS, GATHER];
+        let settings = [DOWN, DOWN_DEPTH, DOWN_STAGES, DOWN_UNDER, DOWN_WARPS, UNDER, WARPS];
         config.own.check(&format!("a layer on {}", family.name()), &settings)?;
         let first = as_gate_up(config);
         let gate_up = family.expert_kernel(&shape.gate_up(), &first, facts)?;
@@ -93,7 +91,7 @@ impl LayerKernels {
 
 /// The first product's configuration, as the layer's says.
 pub(crate) fn as_gate_up(config: &Config) -> Config {
-    Config { own: Own::of(FIRST.map(|each| (each, each.value(&config.own)))), ..*config }
+    Config { own: Own::of([UNDER, WARPS].map(|each| (each, each.value(&config.own)))), ..*config }
 }
 
 /// The second product's configuration as part of the layer's.
@@ -107,8 +105,8 @@ fn as_down(config: &Config) -> [(Setting, u32); 5] {
 /// The configuration of a layer whose products have these.
 pub fn of_both(first: &Config, second: &Config) -> Config {
     let [columns, depth, stages, down_under, down_warps] = as_down(second);
-    let [under, warps, gather] = FIRST.map(|each| (each, each.value(&first.own)));
-    Config { own: Own::of([columns, depth, stages, down_under, down_warps, under, warps, gather]), ..*first }
+    let [under, warps] = [UNDER, WARPS].map(|each| (each, each.value(&first.own)));
+    Config { own: Own::of([columns, depth, stages, down_under, down_warps, under, warps]), ..*first }
 }
 
 fn written_down(config: &Config) -> String {

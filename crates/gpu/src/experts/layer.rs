@@ -63,7 +63,7 @@ struct Between {
     gated: u64,
     made: u64,
     partial: u64,
-    /// The entry of every row; and what adapters need: its adapter, and what is added to the first product's sums.
+    /// What adapters need: the entry of every row, its adapter, and what is added to the first product's sums.
     order: u64,
     chosen: u64,
     deltas: u64,
@@ -105,7 +105,7 @@ impl Between {
             gated: take(entries * inner * between),
             made: take(entries * inner * made),
             partial: take(entries * hidden * shape.partial.bytes() as u64),
-            order: take(4 * entries),
+            order: take(shape.adapted.map_or(0, |_| 4 * entries)),
             chosen: take(shape.adapted.map_or(0, |_| 4 * entries)),
             deltas: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
             of_slots: take(lots.map_or(0, |lots| u64::from(lots.of_slots) * lots.layout_bytes())),
@@ -128,26 +128,23 @@ fn numbered(shape: &LayerShape, lots: Option<&Lots>) -> LayerShape {
     LayerShape { experts: lots.map_or(shape.experts, Lots::numbers), ..*shape }
 }
 
-/// What happens around a layer's products for so many tokens, of which rows are copied or not: what it is, and the
-/// bytes of memory that it reads and writes.
-pub(crate) fn around(shape: &LayerShape, tokens: u32, gathers: bool) -> Vec<(&'static str, f64)> {
+/// What happens around a layer's products for so many tokens: what it is, and the bytes of memory that it reads and
+/// writes.
+pub(crate) fn around(shape: &LayerShape, tokens: u32) -> Vec<(&'static str, f64)> {
     let [tokens, top] = [tokens, shape.top].map(f64::from);
     let [hidden, inner] = [shape.hidden, shape.inner].map(f64::from);
     let entries = tokens * top;
     let token = shape.activation.row_bytes(1) as f64;
     let rows = hidden * operand_bytes(&shape.gate_up()) as f64;
-    // Where nothing is copied, an entry's id is read and where it lies is written.
-    const SORTED_BYTES: f64 = 8.0;
     let mut all = match (shape.rounds_tokens(), shape.rounds_rows()) {
         (true, _) => vec![
             ("tokens rounded", tokens * (hidden * token + rows)),
-            ("tokens to their experts", if gathers { entries * SORTED_BYTES } else { (tokens + entries) * rows }),
+            ("tokens to their experts", (tokens + entries) * rows),
         ],
         (_, true) => vec![
             ("tokens to their experts", (tokens + entries) * hidden * token),
             ("tokens rounded", entries * (hidden * token + rows)),
         ],
-        _ if gathers => vec![("tokens to their experts", entries * SORTED_BYTES)],
         _ => vec![("tokens to their experts", tokens * hidden * token + entries * rows)],
     };
     if shape.step().is_some() {
@@ -440,21 +437,18 @@ impl Maker<'_> {
             }
             Choice::Everyone => (Ids::Everyone, Vec::new()),
         };
-        let gathers = self.kernels.gate_up.gathers();
         let rows = match (shape.scaled[0], Float::of(shape.activation)) {
             _ if shape.precision == Precision::Fp8 => Rows::Copied,
             (true, float) => Rows::Scaled(float),
             (false, Float::F32) => Rows::Floats,
             (false, Float::F16 | Float::BF16) => Rows::Copied,
         };
-        let rows = (!gathers).then_some(rows);
-        let (experts, top, adapters) = (shape.experts, shape.top, shape.adapted.is_some());
+        let (experts, top, order) = (shape.experts, shape.top, shape.adapted.is_some());
         let (factors, owners, divided) = (shape.on_input, shape.owned(), shape.rounds_tokens());
-        let order = adapters || gathers;
-        let spec = SortSpec { experts, top, ids, rows, factors, owners, order, adapters, divided };
+        let spec = SortSpec { experts, top, ids, rows, factors, owners, order, divided };
         // What is copied, to where, and units of it: sixteen bytes, or eight numbers.
         let (from, to, units) = match (shape.rounds_tokens(), shape.rounds_rows()) {
-            (true, _) => (self.tokens(), between.rows, shape.hidden / 16),
+            (true, _) => (between.rounded[0], between.rows, shape.hidden / 16),
             (_, true) => (self.call.x, between.gathered, shape.activation.row_bytes(shape.hidden as usize) as u32 / 16),
             _ => (self.call.x, between.rows, shape.hidden / 8),
         };
@@ -462,18 +456,15 @@ impl Maker<'_> {
             arguments.push(Argument::Pointer(self.entry_weights()));
         }
         arguments.extend(shape.on_input.then_some(Argument::Pointer(between.factors)));
-        let multiplied = matches!(rows, Some(Rows::Scaled(_)));
+        let multiplied = matches!(rows, Rows::Scaled(_));
         arguments.extend(multiplied.then_some(Argument::Pointer(self.weights.scales[0])));
-        if rows.is_some() {
-            arguments.extend([from, to].map(Argument::Pointer));
-        }
-        let planes = rows.is_some_and(|rows| rows != Rows::Copied);
-        arguments.extend(planes.then_some(Argument::U64(self.plane(shape.hidden))));
+        arguments.extend([from, to].map(Argument::Pointer));
+        arguments.extend((rows != Rows::Copied).then_some(Argument::U64(self.plane(shape.hidden))));
         arguments.extend([between.layout, between.inverse].map(Argument::Pointer));
         arguments.extend(spec.owners.then_some(Argument::Pointer(between.owners)));
-        arguments.extend(adapters.then_some(Argument::Pointer(self.call.adapters)));
-        arguments.extend(order.then_some(Argument::Pointer(between.order)));
-        arguments.extend(adapters.then_some(Argument::Pointer(between.chosen)));
+        if spec.order {
+            arguments.extend([self.call.adapters, between.order, between.chosen].map(Argument::Pointer));
+        }
         if divided {
             arguments.extend([between.rounded[1], between.divisors[0]].map(Argument::Pointer));
         }
@@ -567,11 +558,6 @@ impl Maker<'_> {
         array + 4 * u64::from(lot.first) * u64::from(numbers)
     }
 
-    /// Tokens, or what they were rounded to.
-    fn tokens(&self) -> u64 {
-        if self.shape.rounds_tokens() { self.between.rounded[0] } else { self.call.x }
-    }
-
     fn gate_up(&self, lot: &Lot) -> ProductOperands {
         let up = lot.matrices + self.matrix_bytes()[0] as u64;
         let adapters = self.shape.adapted.map_or(0, |adapted| adapted.adapters);
@@ -579,7 +565,6 @@ impl Maker<'_> {
         ProductOperands {
             rows: self.between.rows,
             plane: self.plane(self.shape.hidden),
-            tokens: (self.tokens(), self.between.order, self.shape.top),
             layout: lot.layout,
             weights: [lot.matrices, up],
             stride: lot.stride,
@@ -670,7 +655,6 @@ impl Maker<'_> {
         ProductOperands {
             rows: if self.shape.step().is_some() { self.between.made } else { self.between.gated },
             plane: self.plane(self.shape.inner),
-            tokens: Default::default(),
             layout: lot.layout,
             weights: [lot.matrices; 2],
             stride: lot.stride,

@@ -127,12 +127,12 @@ pub(crate) fn phases(
 ) -> Result<Vec<Phase>, String> {
     let second = LayerKernels::down_config(family, shape, config, facts)?;
     let first = as_gate_up(config);
-    let gathers = family.expert_kernel(&shape.gate_up(), &first, facts)?.gathers();
+    family.expert_kernel(&shape.gate_up(), &first, facts)?;
     let product = |what, product: &ProductShape, config: &Config| {
         let Cost { seconds, bound_by, .. } = product_cost(family, product, problem, config, facts)?;
         Ok::<Phase, String>(Phase { what, seconds, bound_by })
     };
-    let around = layer::around(shape, tokens_of(problem), gathers).into_iter().map(|(what, bytes)| Phase {
+    let around = layer::around(shape, tokens_of(problem)).into_iter().map(|(what, bytes)| Phase {
         what,
         seconds: AROUND + bytes / (AROUND_SHARE * facts.bandwidth),
         bound_by: "device memory",

@@ -232,11 +232,6 @@ impl LayerShape {
         self.precision == Precision::Fp8 && self.scaled[0]
     }
 
-    /// Whether the first product's rows are the bytes of tokens, or of what those were rounded to.
-    pub(super) fn copies_tokens(&self) -> bool {
-        !self.scaled[0] && (self.precision == Precision::Fp8 || self.activation != Activation::F32)
-    }
-
     /// The type of what the first product leaves.
     pub(super) fn between(&self) -> Output {
         match (self.intermediate, self.activation) {
@@ -323,7 +318,6 @@ impl LayerShape {
             follows: false,
             added: self.adapted.is_some(),
             invariant: self.invariant,
-            of_tokens: self.copies_tokens(),
         }
     }
 
@@ -344,7 +338,6 @@ impl LayerShape {
             biased,
             follows,
             added: false,
-            of_tokens: false,
             ..self.gate_up()
         }
     }

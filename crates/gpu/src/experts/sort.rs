@@ -10,8 +10,8 @@
 //!
 //! Besides the rows it leaves the *layout* for the products: where each expert's rows begin, `[experts + 1]`, and the
 //! number of its first tile of tokens, `[experts + 1]`; the *inverse*: the row of every entry, or [`NOBODY`]; and, if
-//! somebody asks for them, the *owners*: the expert of every row; the *order*: its entry, from which a product can
-//! find its token, so that rows need not be copied; and the adapter of its token.
+//! somebody asks for them, the *owners*: the expert of every row, and with adapters the *order*: its entry, and the
+//! adapter of its token.
 //!
 //! Where experts want their tokens multiplied with an input scale, a factor per column, that is done as they are
 //! copied: in f32, and rounded to that.
@@ -63,16 +63,14 @@ pub struct SortSpec {
     pub top: u32,
     /// Where ids come from.
     pub ids: Ids,
-    /// What rows are made of. Nothing where tokens are read where they are.
-    pub rows: Option<Rows>,
+    /// What rows are made of.
+    pub rows: Rows,
     /// Whether weights go with the rows.
     pub factors: bool,
     /// Whether the expert of every row is left.
     pub owners: bool,
     /// Whether the entry of every row is left.
     pub order: bool,
-    /// Whether the adapter of its token is.
-    pub adapters: bool,
     /// Whether tokens were divided by a number each, which goes with the rows.
     pub divided: bool,
 }
@@ -113,16 +111,14 @@ struct Sort {
     factors: Option<Reg<U64>>,
     /// The experts' factors per column, and per entry of the run its expert.
     scales: Option<(Reg<U64>, SharedRegion)>,
-    /// What rows are made of, tokens, and where they go; if they do.
-    copied: Option<(Rows, [Reg<U64>; 2])>,
+    tokens_at: Reg<U64>,
+    rows: Reg<U64>,
     /// Bytes from one plane of the rows to the next.
     plane: Option<Reg<U64>>,
     layout: Reg<U64>,
     inverse: Reg<U64>,
     owners: Option<Reg<U64>>,
-    order: Option<Reg<U64>>,
-    /// The adapters of tokens, and of rows.
-    adapters: Option<[Reg<U64>; 2]>,
+    order: Option<[Reg<U64>; 3]>,
     /// What tokens were divided by, and rows.
     divisors: Option<[Reg<U64>; 2]>,
     tokens: Reg<U32>,
@@ -175,15 +171,13 @@ impl Sort {
         let routed = matches!(spec.ids, Ids::Routed(_));
         let weights = (spec.factors || routed).then(|| k.pointer("weights"));
         let factors = spec.factors.then(|| k.pointer("factors"));
-        let scaled = matches!(spec.rows, Some(Rows::Scaled(_)));
+        let scaled = matches!(spec.rows, Rows::Scaled(_));
         let scales = scaled.then(|| (k.pointer("scales"), k.shared("experts_of_entries", 4 * THREADS, 4)));
-        let copied = spec.rows.map(|rows| (rows, ["tokens", "rows"].map(|name| k.pointer(name))));
-        let plane = spec.rows.is_some_and(|rows| rows != Rows::Copied).then(|| k.param("plane"));
+        let (tokens_at, rows) = (k.pointer("tokens"), k.pointer("rows"));
+        let plane = (spec.rows != Rows::Copied).then(|| k.param("plane"));
         let (layout, inverse) = (k.pointer("layout"), k.pointer("inverse"));
         let owners = spec.owners.then(|| k.pointer("owners"));
-        let adapters = spec.adapters.then(|| k.pointer("adapters"));
-        let order = spec.order.then(|| k.pointer("order"));
-        let adapters = adapters.map(|of_tokens| [of_tokens, k.pointer("chosen")]);
+        let order = spec.order.then(|| ["adapters", "order", "chosen"].map(|name| k.pointer(name)));
         let divisors = spec.divided.then(|| ["divisors", "row_divisors"].map(|name| k.pointer(name)));
         let [tokens, run, units, tile] = ["count", "run", "units", "tile"].map(|name| k.param(name));
         let experts = 4 * spec.experts;
@@ -197,13 +191,13 @@ impl Sort {
             weights,
             factors,
             scales,
-            copied,
+            tokens_at,
+            rows,
             plane,
             layout,
             inverse,
             owners,
             order,
-            adapters,
             divisors,
             tokens,
             run,
@@ -446,17 +440,15 @@ impl Sort {
             let at = self.global(k, owners, place);
             k.when(somebodys, |k| k.store(at, id));
         }
-        if let Some([adapters, chosen]) = self.adapters {
+        if let Some([adapters, order, chosen]) = self.order {
             k.if_(somebodys, |k| {
                 let token = k.div(entry, self.spec.top);
                 let (from, to) = (self.global(k, adapters, token), self.global(k, chosen, place));
                 let adapter: Reg<U32> = k.load(from);
                 k.store(to, adapter);
+                let at = self.global(k, order, place);
+                k.store(at, entry);
             });
-        }
-        if let Some(order) = self.order {
-            let at = self.global(k, order, place);
-            k.when(somebodys, |k| k.store(at, entry));
         }
         if let Some([divisors, of_rows]) = self.divisors {
             k.if_(somebodys, |k| {
@@ -503,9 +495,8 @@ impl Sort {
         }
     }
 
-    /// Copies the rows of the run's tokens to their places, if they go there.
+    /// Copies the rows of the run's tokens to their places.
     fn copy(&self, k: &mut Builder, first_token: Reg<U32>, run: Reg<U32>) {
-        let Some((made, [tokens, rows])) = self.copied else { return };
         let pieces = k.mul(run, self.units);
         let row_bytes = k.mul(self.units, 2 * UNIT);
         self.each_together(k, pieces, COPIED, |k, pieces| {
@@ -514,7 +505,7 @@ impl Sort {
                 let before = k.mul(token, self.units);
                 let unit = k.sub(piece, before);
                 let row = k.add(first_token, token);
-                (token, unit, exists, self.read(k, made, tokens, [row, unit]))
+                (token, unit, exists, self.read(k, row, unit))
             };
             let read: Vec<_> = pieces.iter().map(read).collect();
             for (token, unit, exists, piece) in read {
@@ -524,7 +515,7 @@ impl Sort {
                     let place: Reg<U32> = k.load(at.plus((4 * choice).cast_signed()));
                     let somebodys = k.ne(place, NOBODY);
                     let goes = k.both(somebodys, exists);
-                    let to = k.mul_wide_add(place, row_bytes, rows);
+                    let to = k.mul_wide_add(place, row_bytes, self.rows);
                     let to = k.mul_wide_add(unit, 2 * UNIT, to);
                     match &piece {
                         Piece::Parts(parts) => self.write(k, to, parts, Some(goes)),
@@ -572,11 +563,11 @@ impl Sort {
     }
 
     /// Eight elements of a token.
-    fn read(&self, k: &mut Builder, made: Rows, tokens: Reg<U64>, [row, unit]: [Reg<U32>; 2]) -> Piece {
-        let bytes = UNIT * if matches!(made, Rows::Floats | Rows::Scaled(Float::F32)) { 4 } else { 2 };
+    fn read(&self, k: &mut Builder, row: Reg<U32>, unit: Reg<U32>) -> Piece {
+        let bytes = UNIT * if matches!(self.spec.rows, Rows::Floats | Rows::Scaled(Float::F32)) { 4 } else { 2 };
         let row_bytes = k.mul(self.units, bytes);
-        let at = k.mul_wide_add(row, row_bytes, tokens);
-        match made {
+        let at = k.mul_wide_add(row, row_bytes, self.tokens_at);
+        match self.spec.rows {
             Rows::Copied => {
                 let at = k.mul_wide_add(unit, bytes, at);
                 Piece::Parts(vec![k.load_vector(Addr::<Global>::of(at))])
@@ -605,10 +596,10 @@ impl Portable for SortSpec {
 /// Builds the kernel. Its arguments, in order: ids `[count, top]`, or logits, the correction if there is one and what
 /// weights are multiplied with; weights `[count, top]`, where they are chosen here (to be written) or go with the rows,
 /// and then the place of the rows' own; experts' factors `[experts, 8·units]`, if there are some; tokens `[count,
-/// 8·units]` and rows, if they are copied, and bytes between planes of rows if there are several; the layout; the
-/// inverse; the owners, if they are asked for; adapters of tokens, if there are some; where the order goes, if it is
-/// asked for; and where adapters of rows go; what tokens were divided by and where that of rows goes, if they were; the
-/// number of tokens, of tokens of a block's run, of units of a row, and the most tokens of a tile.
+/// 8·units]`; rows, and bytes between their planes if there are several; the layout; the inverse; the owners, if they
+/// are asked for; adapters of tokens, and where the order and the adapters of rows go, if there are adapters; what
+/// tokens were divided by and where that of rows goes, if they were; the number of tokens, of tokens of a block's run,
+/// of units of a row, and the most tokens of a tile.
 pub fn kernel(spec: SortSpec, target: Target) -> Result<Kernel, Error> {
     spec.check()?;
     let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: None };

@@ -138,7 +138,7 @@ fn a_setting_that_a_backend_lacks_is_refused_and_a_default_of_its_own_changes_no
     for backend in backends::all().iter().copied().chain([blackwell]) {
         let has = match backend.settings().first().map(|setting| setting.key()) {
             None => "none of its own",
-            Some("under") => "under, warps and gather",
+            Some("under") => "under and warps",
             _ => "multicast and ahead",
         };
         let plan = |request: &str| Plan::modelled(problem.clone(), &[backend], &request.parse().unwrap(), 2);

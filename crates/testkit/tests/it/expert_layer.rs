@@ -19,7 +19,7 @@ use gpu::families::sm90::kernel::Tokens;
 use gpu::families::sm100::Sm100;
 use gpu::families::sm120::Sm120;
 use gpu::pack::Codes;
-use gpu::products::{GATHER, ProductShape, UNDER, WARPS};
+use gpu::products::{ProductShape, UNDER, WARPS};
 use gpu::{Argument, Family, KernelSpec};
 use half::{bf16, f16};
 use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds, mx_kinds};
@@ -351,57 +351,6 @@ fn products_by_warps_have_the_bits_of_products_by_warpgroups() {
 }
 
 #[test]
-fn tokens_that_are_read_where_they_lie_give_the_bits_of_rows_that_are_copied_together() {
-    // Several stages of k, of which the last is not whole, and rows that end within a unit.
-    let plain = LayerShape { hidden: 336, inner: 208, ..SHAPE };
-    let kinds = kinds(plain).into_iter().chain(mx_kinds(plain)).chain(fp8_kinds(plain));
-    let kinds = kinds.filter(|(_, shape)| shape.gate_up().of_tokens);
-    let routings = routings();
-    let cases = kinds.zip(routings.iter().cycle()).enumerate().flat_map(|(number, ((what, shape), routing))| {
-        let widest = if shape.precision == Precision::Fp8 { 256 } else { 128 };
-        [16, 48, 96, widest].map(|tile| (number, what, shape, routing, tile))
-    });
-    cases.collect::<Vec<_>>().into_par_iter().for_each(|(number, what, shape, (how, ids), tile)| {
-        let trial = Trial::new(&Sm90, shape, ids, &weights(ids.len()), false);
-        let product = shape.gate_up();
-        let configs = Sm90.expert_configs(&product, tile, &facts(&Sm90));
-        let kernel = |config: &Config| Sm90.expert_kernel(&product, config, &facts(&Sm90)).ok();
-        let gathering = |config: &Config| kernel(&Config { own: Own::of([(GATHER, 1)]), ..*config });
-        let plain = configs.iter().filter(|config| UNDER.value(&config.own) == 0 && gathering(config).is_some());
-        let plain: Vec<Config> = plain.map(|config| Config { own: Own::NONE, ..*config }).collect();
-        let planned = plain[number % plain.len()];
-        // As few stages as there can be, and as many as there is room for.
-        let fewest = (1..=planned.stages).find_map(|stages| gathering(&Config { stages, ..planned })).unwrap();
-        let most = gathering(&planned).unwrap();
-        let copied = LayerKernels { gate_up: kernel(&planned).unwrap(), ..with_tile(&Sm90, &shape, tile) };
-        let expected = trial.run(&copied, Schedule::Earliest);
-        for (gate_up, schedule) in [(fewest, Schedule::Latest), (most, Schedule::Random(5))] {
-            assert!(gate_up.gathers() && !copied.gate_up.gathers());
-            let found = trial.run(&LayerKernels { gate_up, ..copied.clone() }, schedule);
-            let same = found.iter().zip(&expected).all(|(one, other)| one.to_bits() == other.to_bits());
-            assert!(same, "{what}, {how}, tiles of {tile}, {planned}, {schedule}");
-        }
-    });
-}
-
-#[test]
-fn tokens_are_not_read_where_they_lie_if_rows_are_others() {
-    let single = LayerShape { activation: Activation::F32, output: Output::F32, ..SHAPE };
-    let scaled = LayerShape { scaled: [true, false], ..SHAPE };
-    let kernel = |product: &ProductShape, gather| {
-        let planned = Sm90.expert_configs(product, 64, &facts(&Sm90))[0];
-        let own = Own::of([(GATHER, gather)]);
-        Sm90.expert_kernel(product, &Config { own, ..planned }, &facts(&Sm90)).map(|kernel| kernel.gathers())
-    };
-    assert_eq!(kernel(&SHAPE.gate_up(), 1), Ok(true));
-    assert_eq!(kernel(&SHAPE.gate_up(), 0), Ok(false));
-    for product in [SHAPE.down(), single.gate_up(), scaled.gate_up()] {
-        assert!(kernel(&product, 1).unwrap_err().contains("ask for gather=0"));
-    }
-    assert!(kernel(&SHAPE.gate_up(), 2).unwrap_err().contains("neither 0 nor 1"));
-}
-
-#[test]
 fn products_by_warps_are_refused_where_bits_may_not_depend_on_the_batch() {
     let invariant = LayerShape { invariant: true, ..SHAPE }.gate_up();
     let planned = Sm90.expert_configs(&invariant, 16, &facts(&Sm90))[0];
@@ -627,33 +576,6 @@ fn mutants_of_what_is_peculiar_to_experts_are_caught() {
 fn mutants_of_what_is_peculiar_to_experts_in_fp8_are_caught() {
     let shape = LayerShape { experts: 5, on_input: true, biased: true, output: Output::F32, ..SHAPE };
     mutants_are_caught(&Sm90, shape.in_precision(Precision::Fp8), [2, 4]);
-}
-
-#[test]
-fn mutants_of_reading_tokens_where_they_lie_are_caught() {
-    let shape = LayerShape { experts: 5, hidden: 336, output: Output::F32, ..SHAPE };
-    // A tile that is nearly full, and two with few rows.
-    let ids: Vec<i32> = (0..14).flat_map(|t| [1, [3, -1, 4][t % 3]]).collect();
-    let trial = Trial::new(&Sm90, shape, &ids, &weights(ids.len()), false);
-    let product = shape.gate_up();
-    // More stages than there are, and more units of k.
-    let planned = Sm90.expert_configs(&product, 16, &facts(&Sm90))[0];
-    let own = Own::of([(GATHER, 1)]);
-    let config = Config { tile: Tile { tokens: 16, columns: 64 }, depth: 64, stages: 4, own, ..planned };
-    let gate_up = Sm90.expert_kernel(&product, &config, &facts(&Sm90)).unwrap();
-    let kernels = LayerKernels { gate_up, ..with_tile(&Sm90, &shape, 16) };
-    let right = trial.run(&kernels, Schedule::Earliest);
-    let launches = trial.launches(&kernels);
-    let own = |mutant: &Mutant| mutant.name.contains("/gather:");
-    let broken: Vec<Mutant> = mutants(&launches[1].0).into_iter().filter(own).collect();
-    assert!(broken.len() >= 30, "{}", broken.len());
-    let share = broken.len().div_ceil(rayon::current_num_threads());
-    let missed = broken.par_chunks(share).flat_map_iter(|broken| trial.missed((&launches, 1), broken, &right));
-    let missed: Vec<String> = missed.collect();
-    // Loops that take a turn in any case, a division by one that is left out, and numbers that meet weights of zero.
-    let harmless = [("condition dropped", 3), ("zeros not filled in", 1)];
-    let counts = harmless.map(|(mistake, _)| missed.iter().filter(|name| name.starts_with(mistake)).count());
-    assert!(counts == harmless.map(|(_, count)| count) && missed.len() == 4, "{}", missed.join("\n"));
 }
 
 /// Breaks the launches of gate and up, and of down.

@@ -264,11 +264,10 @@ impl Given {
             experts,
             top,
             ids: Ids::Narrow,
-            rows: Some(Rows::Copied),
+            rows: Rows::Copied,
             factors: false,
             owners: false,
             order: false,
-            adapters: false,
             divided: false,
         };
         Given { spec, ids, columns: 24, run: 2, tile: 8 }
@@ -314,10 +313,10 @@ fn sorting(given: &Given) -> Trial {
     let bfloats: Vec<u16> = values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
     let scales = noise(spec.experts as usize * columns, 13);
     let rows_bytes = 2 * ids.len() * columns;
-    let planes = if spec.rows.is_none_or(|rows| rows == Rows::Copied) { 1 } else { 3 };
+    let planes = if spec.rows == Rows::Copied { 1 } else { 3 };
     let scales_at = gpu.upload("scales", bytemuck::cast_slice(&scales));
-    args.extend(matches!(spec.rows, Some(Rows::Scaled(_))).then_some(Arg::from(scales_at)));
-    let tokens_at = spec.rows.map(|made| match made {
+    args.extend(matches!(spec.rows, Rows::Scaled(_)).then_some(Arg::from(scales_at)));
+    let tokens_at = match spec.rows {
         Rows::Copied => awaited(&mut gpu, "tokens", &halves),
         Rows::Scaled(Float::F16) => {
             values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
@@ -328,9 +327,9 @@ fn sorting(given: &Given) -> Trial {
             awaited(&mut gpu, "tokens", &bfloats)
         }
         Rows::Floats | Rows::Scaled(Float::F32) => awaited(&mut gpu, "tokens", &values),
-    });
+    };
     let rows = gpu.alloc("rows", planes * rows_bytes);
-    args.extend(tokens_at.into_iter().flat_map(|tokens| [tokens, rows].map(Arg::from)));
+    args.extend([tokens_at, rows].map(Arg::from));
     args.extend((planes > 1).then_some(Arg::U64(rows_bytes as u64)));
     let experts = spec.experts as usize;
     let (layout, inverse) = (gpu.alloc("layout", 8 * (experts + 1)), gpu.alloc("inverse", 4 * ids.len()));
@@ -339,10 +338,10 @@ fn sorting(given: &Given) -> Trial {
     args.extend(spec.owners.then_some(Arg::from(owners)));
     let adapters: Vec<u32> = (0..tokens as u32).map(|token| 100 + 3 * token).collect();
     let [order_at, chosen_at] = ["order", "chosen"].map(|name| gpu.alloc(name, 4 * order.len().max(1)));
-    let of_tokens = spec.adapters.then(|| awaited(&mut gpu, "adapters", &adapters));
-    args.extend(of_tokens.map(Arg::from));
-    args.extend(spec.order.then_some(Arg::from(order_at)));
-    args.extend(of_tokens.map(|_| Arg::from(chosen_at)));
+    if spec.order {
+        let of_tokens = awaited(&mut gpu, "adapters", &adapters);
+        args.extend([of_tokens, order_at, chosen_at].map(Arg::from));
+    }
     let divisors = noise(tokens, 17);
     let row_divisors = gpu.alloc("row divisors", 4 * order.len().max(1));
     if spec.divided {
@@ -370,8 +369,6 @@ fn sorting(given: &Given) -> Trial {
         }
         if spec.order && !order.is_empty() {
             expect(gpu, order_at, "order", &order.iter().map(|&entry| entry as u32).collect::<Vec<_>>())?;
-        }
-        if spec.adapters && !order.is_empty() {
             let expected: Vec<u32> = order.iter().map(|&entry| adapters[entry / top]).collect();
             expect(gpu, chosen_at, "adapters of rows", &expected)?;
         }
@@ -380,18 +377,17 @@ fn sorting(given: &Given) -> Trial {
             expect(gpu, row_divisors, "row divisors", &expected)?;
         }
         // Rows of nobody's entries are left alone, so words are looked at one by one.
-        let Some(made) = spec.rows else { return Ok(()) };
         let found = gpu.floats(rows);
         for (row, &entry) in order.iter().enumerate() {
             for column in (0..columns).step_by(2) {
                 let at = (row * columns + column) / 2;
                 let wanted = |further| (entry / top) * columns + column + further;
                 let pair = |plane: usize| found[plane * rows_bytes / 4 + at].to_bits();
-                let right = match made {
+                let right = match spec.rows {
                     Rows::Copied => pair(0) == u32::from(halves[wanted(0)]) | u32::from(halves[wanted(1)]) << 16,
                     Rows::Floats | Rows::Scaled(_) => [0, 1].iter().all(|&odd| {
                         let part = |plane| f64::from(bf16::from_bits((pair(plane) >> (16 * odd)) as u16).to_f32());
-                        let factor = match made {
+                        let factor = match spec.rows {
                             Rows::Scaled(_) => scales[ids[entry] as usize * columns + column + odd],
                             _ => 1.0,
                         };
@@ -440,28 +436,13 @@ fn routings() -> Vec<(&'static str, Given)> {
         ("several warps", with(Given::new(3, 2, scattered(3, 2, 70, 3)), |given| given.run = 45)),
         ("weights with the rows", with(Given::new(6, 1, scattered(6, 1, 9, 4)), |given| given.spec.factors = true)),
         ("one expert, and no ids", with(Given::new(1, 1, vec![0; 9]), |given| given.spec.ids = Ids::Everyone)),
-        ("floats", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = Some(Rows::Floats))),
+        ("floats", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = Rows::Floats)),
         ("divisors with the rows", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.divided = true)),
-        (
-            "the order alone",
-            with(Given::new(4, 2, strange.to_vec()), |given| (given.spec.rows, given.spec.order) = (None, true)),
-        ),
-        (
-            "the order and adapters",
-            with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| {
-                (given.spec.order, given.spec.adapters) = (true, true)
-            }),
-        ),
+        ("the order and adapters", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.order = true)),
         ("owners of rows", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.owners = true)),
-        ("halves times scales", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.rows = Some(SCALED[0]))),
-        (
-            "bfloats times scales",
-            with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = Some(SCALED[1])),
-        ),
-        (
-            "floats times scales",
-            with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = Some(SCALED[2])),
-        ),
+        ("halves times scales", with(Given::new(4, 2, strange.to_vec()), |given| given.spec.rows = SCALED[0])),
+        ("bfloats times scales", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = SCALED[1])),
+        ("floats times scales", with(Given::new(6, 2, scattered(6, 2, 5, 5)), |given| given.spec.rows = SCALED[2])),
         (
             "from logits",
             with(Given::new(40, 3, scattered(40, 3, 19, 6)), |given| {
@@ -1001,7 +982,7 @@ fn mutants_of_what_is_done_between_the_products_are_caught() {
 fn mutants_of_a_sort_that_multiplies_are_caught() {
     // As many pieces of rows as all threads take at a time, and a few more.
     let mut given = Given::new(6, 1, scattered(6, 1, 170, 5));
-    (given.spec.rows, given.spec.owners, given.run, given.columns) = (Some(SCALED[1]), true, 165, 104);
+    (given.spec.rows, given.spec.owners, given.run, given.columns) = (SCALED[1], true, 165, 104);
     given.ids.iter_mut().step_by(7).for_each(|id| *id = 6);
     let peculiar = |mutant: &Mutant| {
         let stores = mutant.name.contains("/place:") && mutant.name.contains("st.");

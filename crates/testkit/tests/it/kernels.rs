@@ -19,11 +19,11 @@ use gpu::families::sm90::{Sm90, experts};
 use gpu::pack::{Codes, Scales};
 use gpu::phases::direct::Direct;
 use gpu::phases::gates::Function;
-use gpu::products::{GATHER, WARPS};
+use gpu::products::WARPS;
 use gpu::{Family, KernelSpec, families::sm90::kernel, join, round};
 use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Schedule};
 use hammerhead_testkit::experts::PLAIN;
-use op::{Config, Own};
+use op::Config;
 use ptx::Error;
 
 use crate::assembling::assert_assemble;
@@ -43,7 +43,6 @@ const COMMON: MultiplySpec = MultiplySpec {
     schedule: Schedule::PerTile,
     under: 0,
     by_warps: false,
-    gathers: false,
     element: Tokens::F16,
     function: Function::Silu,
     output: Output::F16,
@@ -315,14 +314,6 @@ fn of_experts() -> Vec<KernelSpec> {
             all.extend(some.map(|config| experts::kernel(&product, &config).expect("a kernel").into()));
         }
     }
-    let rounded = layer.in_precision(Precision::Fp8);
-    let gathering = [(layer, 96), (layer, 144), (layer, 160), (factored, 128), (rounded, 96), (rounded, 256)];
-    for (layer, tile) in gathering {
-        let product = layer.gate_up();
-        let gathering = |config: Config| Config { own: Own::of([(GATHER, 1)]), ..config };
-        let those = experts::configs(&product, tile).into_iter().map(gathering);
-        all.extend(those.filter_map(|config| Some(experts::kernel(&product, &config).ok()?.into())));
-    }
     let target = ptx::Target::Sm90a;
     let grouped = Some(Grouped { groups: 8, kept: 4 });
     let route = RouteSpec { experts: 256, top: 8, score: Score::Sigmoid, renormalised: true, corrected: true, grouped };
@@ -337,11 +328,10 @@ fn of_experts() -> Vec<KernelSpec> {
                     experts: 256,
                     top: 8,
                     ids,
-                    rows: Some(rows),
+                    rows,
                     factors: true,
                     owners: true,
                     order: false,
-                    adapters: false,
                     divided: false,
                 },
                 target,
@@ -352,11 +342,10 @@ fn of_experts() -> Vec<KernelSpec> {
             experts: 1,
             top: 1,
             ids: Ids::Everyone,
-            rows: Some(rows),
+            rows,
             factors: false,
             owners: false,
             order: false,
-            adapters: false,
             divided: false,
         };
         all.push(For { spec: everyone, target }.into());

@@ -189,11 +189,10 @@ fn expert_kernels(target: Target) -> Vec<KernelSpec> {
         experts: 256,
         top: 8,
         ids: Ids::Routed(route),
-        rows: Some(Rows::Floats),
+        rows: Rows::Floats,
         factors: true,
         owners: true,
         order: false,
-        adapters: false,
         divided: false,
     };
     let combine =

@@ -5,10 +5,10 @@ use op::{Config, Own, Problem, Result, Setting, Strategy};
 use super::kernel::MultiplySpec;
 use crate::families::choice::{Products, Tokens, ending, illegal, sizes};
 use crate::pack::Scales;
-use crate::products::{GATHER, UNDER, WARPS};
+use crate::products::{UNDER, WARPS};
 
 /// The settings of these kernels' own.
-pub(super) const SETTINGS: [Setting; 3] = [UNDER, WARPS, GATHER];
+pub(super) const SETTINGS: [Setting; 2] = [UNDER, WARPS];
 
 /// Whether warps are to multiply, each by itself.
 pub(super) fn by_warps(own: &Own) -> Result<bool, String> {
@@ -16,15 +16,6 @@ pub(super) fn by_warps(own: &Own) -> Result<bool, String> {
         0 => Ok(false),
         1 => Ok(true),
         other => Err(format!("warps={other} is neither 0 nor 1: warpgroups multiply, or each warp by itself")),
-    }
-}
-
-/// Whether rows are to be read where tokens lie.
-pub(super) fn gathers(own: &Own) -> Result<bool, String> {
-    match GATHER.value(own) {
-        0 => Ok(false),
-        1 => Ok(true),
-        other => Err(format!("gather={other} is neither 0 nor 1: rows are copied together, or read where tokens lie")),
     }
 }
 
@@ -55,7 +46,6 @@ pub(super) fn asked_kernel(problem: &Problem, config: &Config) -> Result<Multipl
         schedule: config.schedule,
         under: UNDER.value(&config.own),
         by_warps: by_warps(&config.own)?,
-        gathers: gathers(&config.own)?,
         element: Tokens::of_problem(problem),
         function,
         output,

@@ -6,7 +6,7 @@ use format::Scaling;
 use op::{Config, Epilogue, Own, Strategy};
 use ptx::Target;
 
-use super::choice::{SETTINGS, by_warps, gathers};
+use super::choice::{SETTINGS, by_warps};
 use super::kernel::{MultiplySpec, Products, Tokens, UNIT};
 use crate::families::choice::sizes;
 use crate::families::experts;
@@ -51,7 +51,6 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         schedule: config.schedule,
         under: UNDER.value(&config.own),
         by_warps: by_warps(&config.own)?,
-        gathers: gathers(&config.own)?,
         element,
         function: Function::of(shape.gate),
         output: shape.output,
@@ -60,9 +59,6 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
         scales: Scales::of(shape.scaling)?,
         experts: Some(Experts::of(shape)),
     };
-    if spec.gathers && !shape.of_tokens {
-        return Err("its rows are not tokens as they lie; ask for gather=0".to_owned());
-    }
     spec.check().map_err(|error| error.to_string())?;
     spec.check_depth(shape.k as usize)?;
     match (shape.invariant, spec.shares_k(), spec.by_warps) {
@@ -80,7 +76,6 @@ pub fn kernel(shape: &ProductShape, config: &Config) -> Result<MultiplySpec, Str
 /// Configurations worth trying for a product with tiles of so many tokens, each with as many stages as there is room
 /// for: alone on a multiprocessor, and beside another block; with tiles that are stored before the next begins, and
 /// under its products. Warps multiply by themselves wherever they can: layers took up to 3 % less time so on an H200.
-/// None of them reads tokens where they lie, which has not been timed.
 pub fn configs(shape: &ProductShape, tile: u32) -> Vec<Config> {
     let width = if shape.gate.matrices() == 2 { 32 } else { 64 };
     let deepest = |[blocks, units, resident, under]: [u32; 4], warps: u32| {
@@ -144,21 +139,13 @@ impl ExpertKernel for MultiplySpec {
         MultiplySpec::shares_k(self)
     }
 
-    fn gathers(&self) -> bool {
-        self.gathers
-    }
-
     fn direct(&self, direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
         let experts = Experts { direct: Some(direct), ..self.experts? };
-        let spec = MultiplySpec { experts: Some(experts), gathers: false, ..*self };
+        let spec = MultiplySpec { experts: Some(experts), ..*self };
         spec.check().is_ok().then(|| Arc::new(spec) as Arc<dyn ExpertKernel>)
     }
 
     fn rows(&self, operands: &ProductOperands, sides: [u32; 2]) -> Vec<Argument> {
-        if self.gathers {
-            let (tokens, order, top) = operands.tokens;
-            return vec![Argument::Pointer(tokens), Argument::Pointer(order), Argument::U32(top)];
-        }
         let map = |width| self.row_map(operands.rows, sides, operands.plane, width);
         vec![Argument::Maps(self.widths().into_iter().map(map).collect())]
     }

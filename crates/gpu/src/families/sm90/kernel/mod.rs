@@ -13,7 +13,6 @@
 //! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
 //! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by
 //!   bulk copy;
-//! - `gather`: two warps in place of the first of those, where tokens are read where they lie;
 //! - `fragments`: codes and scales of a chunk become a fragment of weights;
 //! - `consume`: the main loop, one warpgroup's fragments against the tokens of a stage;
 //! - `overlap`: main loops of blocks with several tiles in which the tile before is stored;
@@ -50,7 +49,6 @@ mod combine;
 mod consume;
 mod epilogue;
 mod fragments;
-mod gather;
 mod overlap;
 mod pipeline;
 mod produce;
@@ -73,8 +71,6 @@ use work::{TileRing, Work};
 
 /// The hardware barrier of all consumer warpgroups.
 const ALL_CONSUMERS: u32 = 1;
-/// Warps that read tokens where they lie, if that is how a product has its rows.
-const GATHERING_WARPS: u32 = 2;
 /// Columns of k that one chunk of weights, and one row of tokens in shared memory, holds.
 pub const UNIT: u32 = 64;
 /// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles,
@@ -125,8 +121,6 @@ pub struct MultiplySpec {
     pub under: u32,
     /// Whether each warp multiplies by itself.
     pub by_warps: bool,
-    /// Whether rows of experts are read where their tokens lie.
-    pub gathers: bool,
     /// What tokens are made of.
     pub element: Tokens,
     /// What becomes of gate and up.
@@ -254,22 +248,19 @@ impl MultiplySpec {
     pub fn resident(&self) -> u32 {
         let registers = self.held_registers() + self.spare_registers();
         let fits = self.shared_bytes() <= SHARED_OF_TWO && registers <= BUDGETS_OF_TWO.1;
-        let simple = self.warpgroups() == 2 && self.passes() == 1 && !self.gathers;
+        let simple = self.warpgroups() == 2 && self.passes() == 1;
         let simple = simple && (self.schedule != Schedule::Persistent || self.experts.is_some());
         if simple && fits { 2 } else { 1 }
     }
 
     /// Registers per thread of the producers and of the consumers: together no more than a block's threads are started
-    /// with, or consumers would wait for more for ever. Who reads tokens where they lie needs more of them.
+    /// with, or consumers would wait for more for ever.
     fn register_budgets(&self) -> (u32, u32) {
-        match (self.resident(), self.warpgroups(), self.gathers) {
-            (2, ..) => BUDGETS_OF_TWO,
-            (_, 1 | 2, false) => (40, 232),
-            (_, 1 | 2, true) => (56, 224),
-            (_, 3, false) => (32, 160),
-            (_, 3, true) => (56, 152),
-            (_, _, false) => (32, 112),
-            (_, _, true) => (64, 104),
+        match (self.resident(), self.warpgroups()) {
+            (2, _) => BUDGETS_OF_TWO,
+            (_, 1 | 2) => (40, 232),
+            (_, 3) => (32, 160),
+            _ => (32, 112),
         }
     }
 
@@ -430,9 +421,6 @@ impl MultiplySpec {
         if self.by_warps {
             self.check_by_warps()?;
         }
-        if self.gathers {
-            self.check_gathering()?;
-        }
         if self.held_registers() + self.spare_registers() > self.register_budgets().1 {
             let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
             return refuse("registers of a consumer thread", self.held_registers(), wanted);
@@ -525,28 +513,6 @@ impl MultiplySpec {
         }
     }
 
-    /// Whether tokens can be read where they lie.
-    fn check_gathering(&self) -> Result<(), Error> {
-        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
-        if self.experts.is_none_or(|experts| experts.direct.is_some()) || self.element.parts() > 1 {
-            let wanted = "f16 or bf16 tokens of a layer of experts, or such as were rounded to e4m3";
-            return refuse("what else is multiplied with gather=1", 1, wanted);
-        }
-        if self.by_warps || self.under > 0 {
-            return refuse("other ways of a tile with gather=1", 1, "none: neither warps=1 nor under");
-        }
-        if !self.tokens.is_multiple_of(self.gathered_rows()) {
-            return refuse("tokens of a tile with gather=1", self.tokens, "a multiple of 8, of 16 with fp8 tokens");
-        }
-        if self.blocks() > 3 {
-            return refuse("blocks of rows of a tile with gather=1", self.blocks(), "1 to 3: registers are few");
-        }
-        if self.stages <= self.division().along_k {
-            return refuse("pipeline stages with gather=1", self.stages, "one more than warpgroups that share k");
-        }
-        Ok(())
-    }
-
     fn builder(&self) -> Builder {
         let cluster = (self.schedule == Schedule::SplitK).then_some([2, 1, 1]);
         let launch = LaunchBounds { threads: self.threads(), cluster, min_blocks: Some(self.resident()) };
@@ -585,11 +551,10 @@ impl Spec for MultiplySpec {
 
 /// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, that of
 /// biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor maps of all rows, one
-/// for each width, or tokens, the entry of every row, and the entries of a token; the layout, or what tiles are found
-/// by in its place ([`crate::phases::direct`]); the first expert's gate and up weights (or only those), bytes from one
-/// expert's to the next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if
-/// there is one; what each row was divided by and the experts' lifts, if tokens were rounded to e4m3; C; its columns,
-/// the summed dimension, and the gate's limit.
+/// for each width; the layout; the first expert's gate and up weights (or only those), bytes from one expert's to the
+/// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; what
+/// each row was divided by and the experts' lifts, if tokens were rounded to e4m3; C; its columns, the summed
+/// dimension, and the gate's limit.
 ///
 /// One warpgroup has two threads that produce and, where a block has several tiles, one that finds them; the others
 /// consume. Who waits for whom is in `pipeline`, in the ring of `work`, in `combine` and in the barriers of `epilogue`,
@@ -624,16 +589,7 @@ pub fn kernel(config: MultiplySpec) -> Result<Kernel, Error> {
             k.set_max_registers(RegisterChange::Decrease, producer_registers);
             let (first, second) = (k.eq(warp, config.warpgroups() * 4), k.eq(warp, config.warpgroups() * 4 + 1));
             k.if_(first, |k| k.phase("produce", |k| produce::weights(k, &parts)));
-            match parts.work.source() {
-                None => k.if_(second, |k| k.phase("produce", |k| produce::tokens(k, &parts))),
-                Some(source) => {
-                    // The third warp finds tiles.
-                    let fourth = k.eq(warp, config.warpgroups() * 4 + 3);
-                    let gathers = k.either(second, fourth);
-                    let number = k.select(fourth, 1, 0u32);
-                    k.if_(gathers, |k| k.phase("gather", |k| gather::tokens(k, &parts, &source, number)));
-                }
-            }
+            k.if_(second, |k| k.phase("produce", |k| produce::tokens(k, &parts)));
             if let Some(tiles) = &parts.tiles {
                 let third = k.eq(warp, config.warpgroups() * 4 + 2);
                 k.if_(third, |k| k.phase("search", |k| tiles.fill(k, &parts.work)));

@@ -2,7 +2,6 @@
 //! barriers.
 //!
 //! - *full*: one arrival by each producer, with its bytes of the stage; completes when all have landed. Consumers wait.
-//!   Who gathers tokens arrives when its own have landed.
 //! - *empty*: one arrival per thread that reads the stage, once it has read it for the last time. The producers wait.
 //!   One lane could speak for its warp, but it is no faster, and the assembler drops the meeting of the lanes before
 //!   it.
@@ -19,7 +18,10 @@
 
 use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32};
 
-use super::{GATHERING_WARPS, MultiplySpec};
+use super::MultiplySpec;
+
+/// Threads that fill a stage.
+const PRODUCERS: u32 = 2;
 
 /// The stages and their barriers.
 pub(super) struct Pipeline {
@@ -83,8 +85,7 @@ impl Pipeline {
     /// Each thread that has a stage of its number makes that stage's barriers, and the first one the others.
     pub fn prepare(&self, k: &mut Builder, thread: Reg<U32>) {
         let readers = 128 * self.config.division().along_n;
-        let producers = 1 + if self.config.gathers { 32 * GATHERING_WARPS } else { 1 };
-        for (which, arrivals) in [(self.full, producers), (self.empty, readers)] {
+        for (which, arrivals) in [(self.full, PRODUCERS), (self.empty, readers)] {
             let barrier = self.barrier(k, which, thread);
             k.barrier_init(Addr::of(barrier), arrivals);
         }
@@ -204,12 +205,6 @@ impl Pipeline {
         let full = Addr::of(self.barrier(k, self.full, turn.stage));
         k.arrive_expecting(full, bytes);
         full
-    }
-
-    /// What a producer has brought to a stage by itself has landed.
-    pub fn land(&self, k: &mut Builder, stage: Reg<U32>) {
-        let full = self.barrier(k, self.full, stage);
-        k.arrive(Addr::of(full));
     }
 
     /// Consumers wait until a stage's bytes have landed, in the round whose turn it is.

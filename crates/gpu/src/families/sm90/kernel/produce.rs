@@ -1,10 +1,10 @@
 //! Two threads keep the pipeline filled, each on its own: one with chunks of weights, by bulk copy, and one with
-//! tokens, through the tensor map, unless those are read where they lie (`gather`).
+//! tokens, through the tensor map.
 //!
 //! Tokens may still be on their way from the kernel before this one, so their thread waits for it. Weights are not: by
 //! then as many stages of them as there are have been asked for.
 
-use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, TensorMapParam, U32, U64, Value};
+use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U64, Value};
 
 use super::pipeline::Turn;
 use super::work::{Found, Tile};
@@ -19,15 +19,10 @@ pub(super) fn weights(k: &mut Builder, parts: &Parts) {
 
 /// One warp fills the stages with tokens.
 pub(super) fn tokens(k: &mut Builder, parts: &Parts) {
-    let Some(maps) = parts.work.maps() else { return };
-    fill(k, parts, |k, found, _, round| Tokens::new(k, parts, maps, found, round));
-    end(k, parts);
-}
-
-/// A block without tiles, too, ends behind the kernel before this one, so that who waits for this one has waited for
-/// both.
-pub(super) fn end(k: &mut Builder, parts: &Parts) {
+    fill(k, parts, |k, found, _, round| Tokens::new(k, parts, found, round));
     if parts.config.experts.is_some_and(|experts| experts.follows || experts.added) {
+        // A block without tiles, too, ends behind the kernel before this one, so that who waits for this one has waited
+        // for both.
         k.grid_dependency_wait();
     }
 }
@@ -59,15 +54,15 @@ fn fill<S: Feed>(k: &mut Builder, parts: &Parts, source: impl Fn(&mut Builder, &
 }
 
 /// Where along k a producer is.
-pub(super) struct Place {
+struct Place {
     /// The stage's first unit.
-    pub unit: Reg<U32>,
+    unit: Reg<U32>,
     /// Units from there to the end of the share.
     left: Reg<U32>,
 }
 
 impl Place {
-    pub fn first(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
+    fn first(k: &mut Builder, parts: &Parts, tile: &Tile) -> Self {
         let unit = match tile.share.first {
             Some(first) => k.mul(first, parts.config.units),
             None => k.variable(0),
@@ -76,11 +71,11 @@ impl Place {
     }
 
     /// Units of the stage.
-    pub fn units(&self, k: &mut Builder, parts: &Parts) -> Reg<U32> {
+    fn units(&self, k: &mut Builder, parts: &Parts) -> Reg<U32> {
         k.min(self.left, parts.config.units)
     }
 
-    pub fn advance(&self, k: &mut Builder, parts: &Parts) {
+    fn advance(&self, k: &mut Builder, parts: &Parts) {
         let units = self.units(k, parts);
         let (rest, next) = (k.sub(self.left, units), k.add(self.unit, units));
         k.set(self.left, rest);
@@ -152,8 +147,8 @@ struct Tokens {
 
 impl Tokens {
     /// The first time, waits for the kernel before this one, unless everybody has.
-    fn new(k: &mut Builder, parts: &Parts, maps: TensorMapParam, found: &Found, round: Reg<U32>) -> Self {
-        let map = parts.work.map(k, maps, found);
+    fn new(k: &mut Builder, parts: &Parts, found: &Found, round: Reg<U32>) -> Self {
+        let map = parts.work.map(k, found);
         k.prefetch_map(map);
         if parts.config.experts.is_none_or(|experts| experts.follows) {
             let first = k.eq(round, 0);

@@ -13,7 +13,7 @@
 
 use ptx::{
     Addr, Barriers, Builder, F32, ParamTable, Pred, Reg, Shared, SharedRegion, SpecialRegister, TensorMapAddress,
-    TensorMapParam, U32, U64,
+    TensorMapParam, U32,
 };
 
 use super::{MultiplySpec, Products, Tokens, UNIT};
@@ -26,29 +26,10 @@ use op::Schedule;
 /// The arguments that describe the work.
 pub(super) struct Work {
     config: MultiplySpec,
-    rows: Rows,
+    maps: TensorMapParam,
     pub groups: Groups,
     /// The gate's limit.
     pub clamp: Reg<F32>,
-}
-
-/// Where rows of tokens come from.
-enum Rows {
-    /// They lie together, and are brought through tensor maps.
-    Together(TensorMapParam),
-    /// Tokens are read where they lie.
-    Apart { tokens: Reg<U64>, order: Reg<U64>, top: Reg<U32> },
-}
-
-/// Where tokens lie that are read there.
-pub(super) struct Source {
-    pub tokens: Reg<U64>,
-    /// The entry of every row.
-    pub order: Reg<U64>,
-    /// Entries of a token.
-    pub top: Reg<U32>,
-    /// Numbers of a token.
-    pub columns: Reg<U32>,
 }
 
 /// A tile that was searched for.
@@ -144,17 +125,14 @@ pub(super) struct Share {
 
 impl Work {
     pub fn declare(k: &mut Builder, config: MultiplySpec) -> Self {
-        let rows = match (config.gathers, config.experts) {
-            (true, _) => Rows::Apart { tokens: k.pointer("tokens"), order: k.pointer("order"), top: k.param("top") },
-            (false, Some(_)) => Rows::Together(k.tensor_maps("tokens", config.widths().len() as u32)),
-            (false, None) => Rows::Together(k.tensor_maps("tokens", config.groups)),
-        };
+        let maps = if config.experts.is_some() { config.widths().len() as u32 } else { config.groups };
+        let maps = k.tensor_maps("tokens", maps);
         let matrices = if config.products == Products::Single { 1 } else { 2 };
         let (columns, threads, biased) = (config.columns, config.threads(), config.biased);
         let rounded = config.element == Tokens::E4m3;
         let tiles = ExpertTiles { columns, threads, matrices, biased, rounded, by_column: false };
         let groups = Groups::declare(k, config.groups, config.experts, tiles);
-        Work { config, rows, groups, clamp: k.param("clamp") }
+        Work { config, maps, groups, clamp: k.param("clamp") }
     }
 
     /// `body` for each tile of this block, which is searched for, with the tile's number among the block's own.
@@ -403,31 +381,13 @@ impl Work {
         }
     }
 
-    /// The tensor maps of rows that lie together.
-    pub fn maps(&self) -> Option<TensorMapParam> {
-        match self.rows {
-            Rows::Together(maps) => Some(maps),
-            Rows::Apart { .. } => None,
-        }
-    }
-
-    /// Tokens that are read where they lie.
-    pub fn source(&self) -> Option<Source> {
-        match (&self.rows, &self.groups) {
-            (&Rows::Apart { tokens, order, top }, Groups::Experts(work)) => {
-                Some(Source { tokens, order, top, columns: work.k })
-            }
-            _ => None,
-        }
-    }
-
     /// The tensor map of a tile's tokens.
-    pub fn map(&self, k: &mut Builder, maps: TensorMapParam, found: &Found) -> Reg<TensorMapAddress> {
+    pub fn map(&self, k: &mut Builder, found: &Found) -> Reg<TensorMapAddress> {
         let one = match self.config.experts {
             None => self.config.groups == 1,
             Some(_) => self.config.widths().len() == 1,
         };
-        if one { k.tensor_map_address(maps) } else { k.tensor_map_at(maps, found.map) }
+        if one { k.tensor_map_address(self.maps) } else { k.tensor_map_at(self.maps, found.map) }
     }
 }
 
