@@ -26,7 +26,7 @@ if "pytest" in sys.modules:
     pytestmark = pytest.mark.skipif(not AVAILABLE, reason="no GPU that this package can use")
 
 VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-OPTIONS = ("tokens", False, None, None, "cuda", None, None)
+OPTIONS = ("tokens", "exact", False, None, None, (False, None), "cuda", None, None)
 
 
 class Gpu:
@@ -85,7 +85,7 @@ class Matrix:
 
     def parts(self):
         lend = lambda content, columns: Lent(address_of(content), (self.rows, columns), "uint8", owner=content)
-        return lend(self.codes, self.k // 2), lend(self.scales, self.k // 16), self.scale
+        return lend(self.codes, self.k // 2), lend(self.scales, self.k // 16), self.scale, 16
 
     def times(self, x):
         def value(at):
@@ -134,6 +134,13 @@ def close(found, expected):
     assert off <= 2.0**-7 * largest, (off, largest)
 
 
+def packed(networks, top, shared=None, v=None, options=OPTIONS):
+    """A layer of the native half, without the arrays of a library."""
+    experts, router = [network.parts() for network in networks], ("softmax-renorm", top, None, None, 1.0)
+    shared = shared.parts() if shared else None
+    return _native.FeedForward.pack_experts(experts, shared, v, router, ("silu", None), options)
+
+
 class Case:
     """Experts on a GPU, with tokens, logits and room for results beside them."""
 
@@ -145,15 +152,7 @@ class Case:
         some = [Network(rng, hidden, inner, scaled) for _ in range(different or experts)]
         self.networks = [some[expert % len(some)] for expert in range(experts)]
         self.shared, self.v = Network(rng, hidden, 2 * inner) if shared else None, v
-        router = ("softmax-renorm", top, None, None, 1.0)
-        self.layer = _native.FeedForward.pack_experts(
-            [network.parts() for network in self.networks],
-            self.shared.parts() if shared else None,
-            v,
-            router,
-            ("silu", None),
-            options,
-        )
+        self.layer = packed(self.networks, top, self.shared, v, options)
         self.x_at, self.out_at = gpu.place(bytes(2 * tokens * hidden)), gpu.place(bytes(2 * tokens * hidden))
         self.logits_at = gpu.place(bytes(4 * tokens * experts))
         self.fill(1)
@@ -232,7 +231,7 @@ def test_input_scales_are_part_of_the_layer():
 
 
 def test_a_batch_invariant_token_has_the_same_bits_alone_and_among_others():
-    gpu, options = Gpu(), ("tokens", True, *OPTIONS[2:])
+    gpu, options = Gpu(), (*OPTIONS[:2], True, *OPTIONS[3:])
     alone, among = (
         Case(gpu, experts=4, top=2, hidden=256, inner=128, tokens=tokens, options=options) for tokens in (1, 300)
     )
@@ -248,7 +247,7 @@ def test_experts_in_two_places_move_between_calls_and_serve_a_graph():
     gpu = Gpu()
     sizes = {"experts": 4, "top": 2, "hidden": 64, "inner": 32, "tokens": 9, "shared": True}
     bytes_of_all = Case(gpu, **sizes).layer.packed_bytes
-    case = Case(gpu, **sizes, options=("tokens", False, None, bytes_of_all * 2 // 3, "cuda", None, None))
+    case = Case(gpu, **sizes, options=(*OPTIONS[:4], bytes_of_all * 2 // 3, *OPTIONS[5:]))
     held = case.layer.resident
     assert held == [0, 1, 2][: len(held)] and 0 < len(held) < 4
     case.run()

@@ -1,6 +1,7 @@
 """Whole layers (Linear, Mlp, Experts) against float64, against models' own blocks, and under torch.compile."""
 
 import copy
+import random
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import reference
 import hammerhead
 from hammerhead import Experts, Linear, Mlp, MlpArrays
 from lending import Lent
+from test_cuda_layers import OPTIONS, Network, packed
 
 DATA = Path(__file__).parents[2] / "format" / "tests" / "data"
 E, K, N = 5, 64, 48
@@ -594,3 +596,11 @@ def test_a_gpt_oss_block_of_transformers_agrees():
         expected, _ = block(x)
         logits = block.router(x.reshape(-1, K))[0]
         close(layer(x, logits), expected.double().numpy(), 2.0**-15)
+
+
+def test_a_layer_is_packed_from_what_the_tests_on_a_gpu_hand_over():
+    """Those run where there is a GPU, and would not tell elsewhere that the native half takes other things by now."""
+    networks = [Network(random.Random(expert), 64, 32, scaled=True) for expert in range(2)]
+    on_processor = tuple("cpu" if option == "cuda" else option for option in OPTIONS)
+    for shared in (None, networks[0]):
+        assert packed(networks, 1, shared, options=on_processor)
