@@ -29,7 +29,8 @@ fn the_bound_holds_on_adverse_inputs_and_is_not_wide_there() {
         for activation in Activation::ALL {
             let mut used = [0f64; 2];
             for case in cases::suite(Suite::Adverse).iter().filter(|case| case.activation == activation) {
-                for request in ["", "strategy=two-pass", "strategy=sequential"] {
+                // Of a depth that is more than a chunk no backend leaves scales to the ends of blocks.
+                for request in ["", "strategy=two-pass", "strategy=sequential", "depth=256"] {
                     let [report, _] = judged(case, *backend, request);
                     let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
                     let name = backend.name();
