@@ -39,6 +39,12 @@
 //! | second step, 2c      | 14, 13, 12                      | 21   |
 //! | second step, 2c + 8  | 0, 4, 3                         | 1    |
 //!
+//! Powers of two make e4m3 numbers of codes by a table of eight ([`Codes::Nibbles`]). Weights are nibbles for that, in
+//! the order in which four of them are a register of bytes: 2c, 2c + 1, 2c + 8 and 2c + 9 of the first step from bit 0
+//! up, and of the second from bit 16 up. A nibble has its magnitude in the lower three bits. The highest bits of all
+//! nibbles are signs, but not each its own nibble's: every other one, from bit 7 up, is of the first step, where bytes
+//! have their signs, and those between, from bit 3 up, are of the second.
+//!
 //! **A scale byte** is scale · 2⁷ as an unsigned float with five bits of exponent and three of mantissa, in other words
 //! bits 7..15 of a half; every finite e4m3 value has one, subnormal ones too. With 224 added to the exponent it is bits
 //! 4..12 of a bfloat16 worth scale · 2¹¹⁹. A negative scale is made positive and its sign given to the codes of its
@@ -154,15 +160,22 @@ pub enum Codes {
     Halves,
     /// bfloat16; halves with a few steps more.
     Bfloats,
+    /// Looking e4m3 numbers up, where scales are powers of two: about half the instructions of rounding them. No layer
+    /// is packed so unless its shape says it.
+    Nibbles,
 }
 
 impl Codes {
-    /// The positions of the four weights' bits, each from the lowest to the sign: for even columns in the word, for odd
-    /// ones in the word rotated by 16.
-    fn places(self) -> [[u32; 4]; 4] {
+    /// The positions of the four weights' bits, each from the lowest to the sign: for even columns and for odd ones.
+    fn places(self) -> [[[u32; 4]; 2]; 4] {
+        let further = |by: u32| move |bits: [u32; 4]| [bits, bits.map(|bit| (bit + by) % 32)];
         match self {
-            Codes::Halves => [[9, 10, 11, 15], [6, 7, 8, 12], [3, 4, 5, 14], [0, 1, 2, 13]],
-            Codes::Bfloats => [[6, 7, 8, 15], [9, 10, 11, 18], [12, 13, 14, 21], [3, 4, 0, 1]],
+            Codes::Halves => [[9, 10, 11, 15], [6, 7, 8, 12], [3, 4, 5, 14], [0, 1, 2, 13]].map(further(16)),
+            Codes::Bfloats => [[6, 7, 8, 15], [9, 10, 11, 18], [12, 13, 14, 21], [3, 4, 0, 1]].map(further(16)),
+            Codes::Nibbles => [0, 8, 16, 24].map(|bit| {
+                let sign = if bit < 16 { 2 * bit + 7 } else { 2 * bit - 29 };
+                [[bit, bit + 1, bit + 2, sign], [bit + 4, bit + 5, bit + 6, sign + 8]]
+            }),
         }
     }
 }
@@ -276,10 +289,9 @@ fn lane_words() -> impl Iterator<Item = (usize, usize, usize)> {
 fn word(matrix: &Matrix<'_>, order: Codes, row: usize, column: usize) -> u32 {
     let mut word = 0;
     for (further, places) in COLUMNS.into_iter().zip(order.places()) {
-        for odd in 0..2 {
+        for (odd, places) in places.into_iter().enumerate() {
             let code = code(matrix, row, column + further + odd);
-            let bits = places.iter().enumerate().fold(0, |bits, (bit, place)| bits | (code >> bit & 1) << place);
-            word |= u32::rotate_left(bits, 16 * odd as u32);
+            word |= places.iter().enumerate().fold(0, |bits, (bit, place)| bits | (code >> bit & 1) << place);
         }
     }
     word
@@ -360,6 +372,13 @@ mod tests {
         spread_bfloats(word).map(|pair| pair.wrapping_mul(9) & 0x8e00_8e00)
     }
 
+    /// What is looked up for the two steps of a word of nibbles, under a scale of one.
+    fn looked_up(word: u32) -> [[f64; 4]; 2] {
+        [(word & 0x7777_7777, word), (word >> 16 & 0x7777, word << 4)].map(|(picks, signs)| {
+            std::array::from_fn(|byte| e2m1((picks >> (4 * byte) & 7 | signs >> (8 * byte + 4) & 8) as u8))
+        })
+    }
+
     /// Every weight of a packed matrix, read as the kernels read it, in every precision: value = code · scale, times
     /// 2⁷.
     fn unpack(packed: &[u8], (order, layout): (Codes, Scales), rows: usize, k: usize) -> Vec<f64> {
@@ -395,6 +414,10 @@ mod tests {
                             Codes::Halves => [as_half(spread(word)), as_bfloat(spread_wide(word))],
                             Codes::Bfloats => {
                                 [as_bfloat(spread_bfloats(word)), as_half(spread_halves_of_bfloats(word))]
+                            }
+                            Codes::Nibbles => {
+                                let value = looked_up(word)[pair / 2][2 * (pair % 2) + odd];
+                                [value, value].map(|value| value * half(low(halves, pair / 2)) / 16384.0)
                             }
                         };
                         assert_eq!(value, other, "both precisions agree");
@@ -442,7 +465,7 @@ mod tests {
             let exponents: Vec<u8> = (0..rows * k / 32).map(|at| 135 - (at % 25) as u8).collect();
             let matrix = Matrix::mx(rows, k, &codes[..], &exponents, 1.0).expect("a sound matrix");
             assert_eq!((matrix.scaling(), matrix.global().value()), (Scaling::MxFp4, 1.0));
-            for order in [Codes::Halves, Codes::Bfloats] {
+            for order in [Codes::Halves, Codes::Bfloats, Codes::Nibbles] {
                 let packed = pack_as(&matrix, order, &Team::new(Alone));
                 assert_eq!(packed.len(), packed_bytes(rows, k, Scaling::MxFp4));
                 for (at, value) in unpack(&packed, (order, Scales::ThirtyTwos), rows, k).into_iter().enumerate() {

@@ -133,6 +133,7 @@ const LAYER: LayerShape = LayerShape {
 /// Layers, each for another kind of kernels.
 fn layers() -> Vec<(&'static str, LayerShape)> {
     let halves = LayerShape { activation: Activation::F16, output: Output::F16, partial: Output::F16, ..LAYER };
+    let rounded_mx = LayerShape { scaling: Scaling::MxFp4, ..LAYER }.in_precision(Precision::Fp8);
     vec![
         ("qwen3", LAYER),
         (
@@ -145,7 +146,8 @@ fn layers() -> Vec<(&'static str, LayerShape)> {
         ("nvfp4", LayerShape { intermediate: Intermediate::NvFp4, gate: Gate::Relu2, ..halves }),
         ("mxfp4", LayerShape { scaling: Scaling::MxFp4, ..LAYER }),
         ("mxfp4-halves", LayerShape { scaling: Scaling::MxFp4, ..halves }),
-        ("mxfp4-fp8", LayerShape { scaling: Scaling::MxFp4, ..LAYER }.in_precision(Precision::Fp8)),
+        ("mxfp4-fp8", rounded_mx),
+        ("mxfp4-looked-up", LayerShape { codes: Codes::Nibbles, ..rounded_mx }),
         ("fp8", LAYER.in_precision(Precision::Fp8)),
         ("fp8-scaled", LayerShape { scaled: [true; 2], biased: true, ..LAYER }.in_precision(Precision::Fp8)),
     ]

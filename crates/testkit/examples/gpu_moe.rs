@@ -8,7 +8,8 @@
 //! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too,
 //! also in turns with exact ones.
 //! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
-//! turns, with the same kernels otherwise: results must have the same bits.
+//! turns, with the same kernels otherwise: results must have the same bits. In FP8 all three are timed with weights that
+//! are rounded, and in turns with such as are looked up.
 //! Layers by warps are checked and timed in turns with those by warpgroups, whichever are planned. Exit status 1 if
 //! anything is wrong.
 
@@ -26,6 +27,7 @@ use gpu::experts::route::RouteSpec;
 use gpu::experts::shape::LayerShape;
 use gpu::families::sm90::kernel::MultiplySpec;
 use gpu::loaded::DeviceExperts;
+use gpu::pack::Codes;
 use gpu::products::WARPS;
 use gpu::{Launch, Spec, plan};
 use half::{bf16, f16};
@@ -49,7 +51,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 17] = [
+const STAGES: [(&str, Stage); 18] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -60,6 +62,7 @@ const STAGES: [(&str, Stage); 17] = [
     ("fp8-models", || models(Precision::Fp8)),
     ("fp8-timing", || timing(Precision::Fp8)),
     ("fp8-beside", fp8_beside),
+    ("fp8-look-up", fp8_look_up),
     ("mx-kinds", mx_kinds),
     ("mx-timing", mx_timing),
     ("by-warps", || beside(&[WARPS, DOWN_WARPS], &[Precision::Exact], &[1, 16, 64])),
@@ -250,8 +253,10 @@ fn mx_kinds() -> Result<Value> {
     let common = model("", [40, 3, 256, 192])?.shape;
     let kinds = experts::mx_kinds(common);
     let wide = LayerShape { scaling: Scaling::WideMxFp4, ..kinds[0].1 };
+    let fp8 = kinds[1].1.in_precision(Precision::Fp8);
     let others = [
-        ("mxfp4 in fp8", kinds[1].1.in_precision(Precision::Fp8)),
+        ("mxfp4 in fp8", fp8),
+        ("mxfp4 looked up", LayerShape { codes: Codes::Nibbles, ..fp8 }),
         ("many powers of two", wide),
         ("many, in single precision", LayerShape { activation: Activation::F32, output: Output::F32, ..wide }),
     ];
@@ -813,13 +818,27 @@ fn timing(precision: Precision) -> Result<Value> {
     Ok(json!({"rows": rows}))
 }
 
-/// Exact layers and FP8 ones as planned, in turns.
+/// Exact layers and FP8 ones as planned.
 fn fp8_beside() -> Result<Value> {
-    const ROUNDS: usize = 3;
+    let exact = models_in(Precision::Exact)?.into_iter();
+    pairs_in_turns(["exact", "fp8"], exact.zip(models_in(Precision::Fp8)?))
+}
+
+/// FP8 layers with MXFP4 weights that are multiplied and rounded, and with such as are looked up.
+fn fp8_look_up() -> Result<Value> {
+    let models = |codes| -> Result<_> {
+        let mx = move |shape| LayerShape { scaling: Scaling::MxFp4, codes, ..shape };
+        Ok(models_in(Precision::Fp8)?.into_iter().map(move |model| Model { shape: mx(model.shape), ..model }))
+    };
+    pairs_in_turns(["rounded", "looked up"], models(Codes::Halves)?.zip(models(Codes::Nibbles)?))
+}
+
+/// Each pair of layers as planned, in turns.
+fn pairs_in_turns(ways: [&str; 2], pairs: impl Iterator<Item = (Model, Model)>) -> Result<Value> {
     let context = device::context(0)?;
     let mut rows = Vec::new();
-    for (exact, rounded) in models_in(Precision::Exact)?.into_iter().zip(models_in(Precision::Fp8)?) {
-        let both = [exact, rounded].map(|model| -> Result<_> {
+    for pair in pairs {
+        let both = <[Model; 2]>::from(pair).map(|model| -> Result<_> {
             let layer = Layer::new(device::Device::of(0)?.family, model.shape, DIFFERENT, 3)?;
             let placed = DeviceExperts::new(0, model.shape, layer.packed().map(Ok))?;
             Ok((model, Arc::new(placed)))
@@ -833,29 +852,24 @@ fn fp8_beside() -> Result<Value> {
             let tensors = tensors.collect::<Result<Vec<_>>>()?;
             let bytes = both.iter().map(|(_, placed)| placed.workspace_bytes(tokens as u32)).max().unwrap_or(0);
             let space = DeviceMemory::new(context, "a workspace", bytes)?;
-            let mut us = [const { Vec::new() }; 2];
-            for _ in 0..ROUNDS {
-                for (us, (_, placed)) in us.iter_mut().zip(&both) {
-                    let kernels = placed.kernels(tokens as u32)?;
-                    let encode = |turn: &Tensors| -> Result<Vec<EncodedLaunch>> {
-                        let launches = placed.launches(&kernels, &turn.call(router), [space.address(), 0, 0])?.all;
-                        let encode =
-                            |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
-                        launches.iter().map(encode).collect()
-                    };
-                    let calls = tensors.iter().map(encode).collect::<Result<Vec<_>>>()?;
-                    us.push(time(&stream, turns, || {
-                        // SAFETY: everything that the launches use outlives the graph.
-                        calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })
-                    })?);
-                }
-            }
-            let [exact, rounded] = us.map(|mut us| {
-                us.sort_by(f64::total_cmp);
-                us[ROUNDS / 2]
-            });
-            println!("{name:14} {tokens:4} tokens: exact {exact:.1} µs, FP8 {rounded:.1}: {:.2}", exact / rounded);
-            rows.push(json!({"model": name, "tokens": tokens, "exact_us": exact, "fp8_us": rounded}));
+            let us = in_turns(|way| {
+                let placed = &both[way].1;
+                let kernels = placed.kernels(tokens as u32)?;
+                let encode = |turn: &Tensors| -> Result<Vec<EncodedLaunch>> {
+                    let launches = placed.launches(&kernels, &turn.call(router), [space.address(), 0, 0])?.all;
+                    let encode =
+                        |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
+                    launches.iter().map(encode).collect()
+                };
+                let calls = tensors.iter().map(encode).collect::<Result<Vec<_>>>()?;
+                time(&stream, turns, || {
+                    // SAFETY: everything that the launches use outlives the graph.
+                    calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })
+                })
+            })?;
+            let ([first, second], [one, other]) = (ways, us);
+            println!("{name:14} {tokens:4} tokens: {first} {one:.1} µs, {second} {other:.1}: {:.2}", one / other);
+            rows.push(json!({"model": name, "tokens": tokens, "ways": ways, "us": us}));
         }
     }
     Ok(json!({"rows": rows}))

@@ -124,7 +124,8 @@ impl Layer {
 
     /// The same layer with other scales, if that is exact.
     pub fn in_scaling(self, family: &dyn Family, scaling: Scaling) -> Result<Self> {
-        let shape = LayerShape { scaling, ..self.shape };
+        let codes = if self.shape.codes == Codes::Nibbles { Codes::Halves } else { self.shape.codes };
+        let shape = LayerShape { scaling, codes, ..self.shape };
         let pack = |expert| PackedExpert::new((family, &Team::new(Alone)), &shape, expert).map(Arc::new);
         let packed = self.weights.experts().iter().map(pack).collect::<Result<_>>()?;
         Ok(Layer { shape, packed, ..self })

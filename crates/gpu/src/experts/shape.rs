@@ -198,6 +198,9 @@ impl LayerShape {
             Err(Error::Mismatch { group: 0, what, found: found.to_owned(), expected: expected.to_owned() })
         };
         self.precision.check_layer(self.intermediate, self.adapted.is_some())?;
+        if self.codes == Codes::Nibbles && !(self.precision == Precision::Fp8 && self.scaling.is_mx()) {
+            return unfit("the order of words", "nibbles", "another, since weights are not looked up");
+        }
         if self.activation == Activation::NvFp4 {
             return unfit("the tokens' type", "nvfp4", "f16, bf16 or f32");
         }

@@ -4,9 +4,10 @@
 use ptx::{Builder, Reg, U32};
 
 use super::tokens::Tokens;
+use crate::pack::Codes;
 
 /// A signs-only mask for bits that shifts have brought there: (a & b) | c.
-const AND_OR: u8 = 0xea;
+pub(crate) const AND_OR: u8 = 0xea;
 
 /// The scales of the two slices that one of a unit's two words covers, as a pair of floats.
 pub(crate) fn scale_pair(k: &mut Builder, element: Tokens, scales: Reg<U32>, word: usize) -> Reg<U32> {
@@ -35,7 +36,22 @@ pub(crate) fn power_pair(k: &mut Builder, element: Tokens, scales: Reg<U32>, wor
 }
 
 /// The two pairs of codes that a word holds for one slice, each where the element has its exponent and mantissa.
-pub(crate) fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+pub(crate) fn pairs_of_slice(
+    k: &mut Builder,
+    (element, order): (Tokens, Codes),
+    word: Reg<U32>,
+    second: usize,
+) -> [Reg<U32>; 2] {
+    match order {
+        Codes::Halves => codes_of_slice(k, element, word, second),
+        Codes::Bfloats if element == Tokens::F16 => halves_of_bfloats(k, word, second),
+        Codes::Bfloats => bfloats_of_slice(k, word, second),
+        Codes::Nibbles => unreachable!("e4m3 numbers are looked up, and others are not in this order"),
+    }
+}
+
+/// The same of a word that is in order for halves.
+fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
     let masked = |k: &mut Builder, mask: u32, factor: u32, keep: u32| {
         let bits = k.and(word, mask);
         let moved = k.mul(bits, factor);
@@ -64,7 +80,7 @@ pub(crate) fn codes_of_slice(k: &mut Builder, element: Tokens, word: Reg<U32>, s
 }
 
 /// The same of a word that is in order for bfloat16.
-pub(crate) fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
     const KEPT: u32 = 0x81c0_81c0;
     let rotated = |k: &mut Builder, bits: u32| k.funnel_right(word, word, bits);
     let pairs = if second == 0 {
@@ -77,7 +93,7 @@ pub(crate) fn bfloats_of_slice(k: &mut Builder, word: Reg<U32>, second: usize) -
 }
 
 /// Halves of a word that is in order for bfloat16: the magnitudes 3 bits further up.
-pub(crate) fn halves_of_bfloats(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
+fn halves_of_bfloats(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32>; 2] {
     bfloats_of_slice(k, word, second).map(|pair| {
         let both = k.mul(pair, 9);
         k.and(both, 0x8e00_8e00)

@@ -284,6 +284,7 @@ fn of_experts() -> Vec<KernelSpec> {
     let single = LayerShape { activation: Activation::F32, output: Output::F32, ..layer };
     let halves = LayerShape { codes: Codes::Halves, ..layer };
     let factored = LayerShape { on_input: true, activation: Activation::F16, partial: Output::F16, ..halves };
+    let rounded_mx = LayerShape { scaling: Scaling::MxFp4, ..layer }.in_precision(Precision::Fp8);
     let tiles = |layer, tiles: &'static [u32]| tiles.iter().map(move |&tile| (layer, tile));
     let mut all: Vec<KernelSpec> = tiles(layer, &[8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 256])
         .chain(tiles(single, &[8, 64]))
@@ -295,7 +296,8 @@ fn of_experts() -> Vec<KernelSpec> {
         .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..layer }, &[8, 16, 24, 32, 48, 64, 96, 128, 160]))
         .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..factored }, &[8, 48]))
         .chain(tiles(LayerShape { scaling: Scaling::WideMxFp4, ..single }, &[8, 64]))
-        .chain(tiles(LayerShape { scaling: Scaling::MxFp4, ..layer }.in_precision(Precision::Fp8), &[16, 64, 256]))
+        .chain(tiles(rounded_mx, &[16, 64, 256]))
+        .chain(tiles(LayerShape { codes: Codes::Nibbles, ..rounded_mx }, &[16, 64, 160, 256]))
         .chain(tiles(layer.in_precision(Precision::Fp8), &experts::FP8_TILES))
         .chain(tiles(factored.in_precision(Precision::Fp8), &[16, 48, 64, 96, 160, 256]))
         .flat_map(|(layer, tile)| [(layer.gate_up(), tile), (layer.down(), tile)])

@@ -8,7 +8,7 @@ use ptx::{Addr, Bf16x2, Builder, F16x2, PackedPair, Reg, Shared, U32, W32};
 
 use super::{SLICES, TOKEN_BYTES, Tokens, WarpMultiplySpec};
 use crate::pack::Codes;
-use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, power_pair, scale_pair};
+use crate::phases::slices::{pairs_of_slice, power_pair, scale_pair};
 
 /// One thread's share of a fragment of weights: words and scales as they come, and what was made of them. Index 0 is
 /// the strip of rows r, index 1 that of rows r + 8.
@@ -83,14 +83,8 @@ impl Weights {
                         let pair = pair(k, self.element, self.scales[row], word);
                         k.set(self.pairs[row], pair);
                     }
-                    let codes = match self.order {
-                        Codes::Halves => codes_of_slice(k, self.element, self.words[row][word], second),
-                        Codes::Bfloats if self.element == Tokens::F16 => {
-                            halves_of_bfloats(k, self.words[row][word], second)
-                        }
-                        Codes::Bfloats => bfloats_of_slice(k, self.words[row][word], second),
-                    };
-                    (codes, second)
+                    let order = (self.element, self.order);
+                    (pairs_of_slice(k, order, self.words[row][word], second), second)
                 }
                 Some(shift) => {
                     if slice == 0 {

@@ -23,10 +23,11 @@
 use ptx::instr::{Accumulate, MatrixElement};
 use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32, U64};
 
-use super::fragments::Fragments;
+use super::fragments::{Fragments, Powers};
 use super::pipeline::{Spot, Turn};
 use super::work::{Share, Tile};
 use super::{ALL_CONSUMERS, Division, MultiplySpec, Parts, Products, Tokens};
+use crate::pack::Codes;
 use crate::phases::groups::Groups;
 use op::Schedule;
 
@@ -160,6 +161,7 @@ impl Consumer {
         };
         let [words, scales] = Fragments::offsets(k, config.scales, quarter, lane);
         let first_chunk = 2 * division.blocks * parts.pipe.chunk_stride();
+        let powers = (config.codes() == Codes::Nibbles).then(|| Powers::new(k, lane));
         Consumer {
             config,
             thread: k.and(thread, 127),
@@ -171,7 +173,8 @@ impl Consumer {
             words_at: k.mul_add(along_n, first_chunk, words),
             scales_at: k.mul_add(along_n, first_chunk, scales),
             blocks: (0..division.blocks)
-                .map(|_| Fragments::new(k, (config.element, config.codes(), config.scales), config.fragment_sets()))
+                .map(|_| (config.element, config.codes(), config.scales))
+                .map(|kind| Fragments::new(k, kind, config.fragment_sets(), powers))
                 .collect(),
             sums: (0..config.passes() * division.blocks)
                 .map(|_| (0..config.tokens / 2).map(|_| k.register()).collect())

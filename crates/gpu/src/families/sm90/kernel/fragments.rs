@@ -6,17 +6,62 @@
 //! layout of words and scale bytes is described in [`crate::pack`].
 //!
 //! Where scales are powers of two for a whole word (MXFP4), both slices of a word take the same pair, which is made of
-//! a byte in two steps.
+//! a byte in two steps. If a layer's words are in order for a table ([`Powers`]), they are looked up: what the eight
+//! magnitudes are under a power of two, as e4m3, fits into two registers, from which codes pick.
 
-use ptx::instr::{Arith, BinaryOp, FloatMode, Width};
+use ptx::instr::{Arith, BinaryOp, FloatMode, ShuffleMode, Width};
 use ptx::{Addr, Bf16x2, Builder, DataType, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
+
+use op::precision::WEIGHT_EXPONENT;
 
 use super::Tokens;
 use crate::pack::{CODE_BYTES, Codes, Scales};
-use crate::phases::slices::{bfloats_of_slice, codes_of_slice, halves_of_bfloats, power_pair, scale_pair};
+use crate::phases::slices::{AND_OR, pairs_of_slice, power_pair, scale_pair};
 
 /// Steps of 16 along k in a unit of 64: one wgmma each.
 const SLICES: usize = 4;
+
+/// The magnitudes of codes in pairs of halves: 0 and ½, 1 and 1½, 2 and 3, 4 and 6.
+const MAGNITUDES: [u32; 4] = [0x3800_0000, 0x3e00_3c00, 0x4200_4000, 0x4600_4400];
+/// The power of two that lane 0 has: under it even the largest magnitude rounds to zero.
+const LEAST_POWER: i32 = -13;
+
+/// What the eight magnitudes are under a power of two, rounded to e4m3: a byte each, in two registers. Every lane has
+/// them for another power, and those that it needs come from the lane that has them.
+#[derive(Clone, Copy)]
+pub(super) struct Powers([Reg<U32>; 2]);
+
+impl Powers {
+    pub fn new(k: &mut Builder, lane: Reg<U32>) -> Self {
+        k.phase("dequantise", |k| {
+            // Beyond lane 28 halves have no such powers of two, and nobody asks for them.
+            let lane = k.min(lane, 28);
+            let exponent = k.mul_add(lane, 0x0400_0400, ((15 + LEAST_POWER) as u32) * 0x0400_0400);
+            let [first, second, third, fourth] = MAGNITUDES.map(|pair| {
+                let pair = k.variable(pair);
+                let rounded = k.mul(pair.cast::<F16x2>(), exponent.cast::<F16x2>());
+                k.e4m3_of_halves(rounded)
+            });
+            Powers([k.pack_halfwords(first, second), k.pack_halfwords(third, fourth)])
+        })
+    }
+
+    /// The byte of the scale that becomes lane 0's power of two, given what a tile's scales are multiplied with: a power
+    /// of two in a pair of halves.
+    fn least_byte(k: &mut Builder, lift: Reg<U32>) -> Reg<U32> {
+        // s − 127 + lift + WEIGHT_EXPONENT is to be LEAST_POWER, and the half's exponent is lift + 15.
+        let biased = k.shr(lift, 26);
+        let none = k.variable((127 - WEIGHT_EXPONENT + LEAST_POWER + 15).cast_unsigned());
+        k.sub(none, biased)
+    }
+
+    /// The eight bytes for a scale.
+    fn of(self, k: &mut Builder, scale: Reg<U32>, least: Reg<U32>) -> [Reg<U32>; 2] {
+        let scale = k.max(scale, least);
+        let lane = k.sub(scale, least);
+        self.0.map(|bytes| k.shuffle(ShuffleMode::Index, bytes, lane))
+    }
+}
 
 /// One thread's share of a block of rows: words and scales as they come, and the fragments made of them. Index 0 is the
 /// chunk of rows r, index 1 that of rows r + 8.
@@ -33,8 +78,10 @@ pub(super) struct Fragments {
     kept_scales: [Reg<U32>; 2],
     /// Scales of the two slices that one word covers, as a pair of floats; of powers of two one scale twice.
     pairs: [Reg<U32>; 2],
-    /// What scales are multiplied with where weights are rounded to e4m3, twice a half each.
+    /// What scales are multiplied with where weights are rounded to e4m3, twice a half each; where they are looked up,
+    /// the byte of the least scale that the table has.
     lifts: Option<[Reg<U32>; 2]>,
+    powers: Option<Powers>,
     /// The fragments of a unit's slices, in one set or two. Of e4m3 numbers a slice is 32 of k, and there are two.
     sets: Vec<[[Reg<U32>; 4]; SLICES]>,
 }
@@ -45,7 +92,12 @@ pub(super) const WORD_REGISTERS: u32 = 12;
 pub(super) const SET_REGISTERS: u32 = 16;
 
 impl Fragments {
-    pub fn new(k: &mut Builder, (element, order, scales): (Tokens, Codes, Scales), sets: u32) -> Self {
+    pub fn new(
+        k: &mut Builder,
+        (element, order, scales): (Tokens, Codes, Scales),
+        sets: u32,
+        powers: Option<Powers>,
+    ) -> Self {
         Fragments {
             element,
             order,
@@ -56,6 +108,7 @@ impl Fragments {
             kept_scales: k.registers(),
             pairs: k.registers(),
             lifts: (element == Tokens::E4m3).then(|| k.registers()),
+            powers,
             sets: (0..sets).map(|_| std::array::from_fn(|_| k.registers())).collect(),
         }
     }
@@ -96,8 +149,29 @@ impl Fragments {
     /// Sets what the scales of a tile's rows are multiplied with.
     pub fn lift(&self, k: &mut Builder, row: usize, lift: Reg<U32>) {
         if let Some(lifts) = self.lifts {
+            let lift = if self.powers.is_some() { Powers::least_byte(k, lift) } else { lift };
             k.set(lifts[row], lift);
         }
+    }
+
+    /// Makes the fragment of 32 of k from a table: codes pick their magnitudes, and bring their signs.
+    fn look_up(&self, k: &mut Builder, set: usize, word: usize, (powers, least): (Powers, [Reg<U32>; 2])) {
+        let fragment = self.sets[set][word];
+        k.phase("dequantise", |k| {
+            for row in 0..2 {
+                let scales = self.fresh_scales[row];
+                let scale = if word == 0 { k.and(scales, 0xff) } else { k.shr(scales, 8) };
+                let [low, high] = powers.of(k, scale, least[row]);
+                let codes = self.fresh[row][word];
+                let picks = k.and(codes, 0x7777_7777);
+                let slices = [(picks, codes), (k.shr(picks, 16), k.shl(codes, 4))];
+                for (slice, (picks, signs)) in slices.into_iter().enumerate() {
+                    let magnitudes = k.permute(low, high, picks);
+                    let bytes = k.lop3(signs, 0x8080_8080, magnitudes, AND_OR);
+                    k.set(fragment[row + 2 * slice], bytes);
+                }
+            }
+        });
     }
 
     /// Makes the fragment of 32 of k: a word's two slices of halves, rounded to e4m3. Tokens have the same order of k.
@@ -114,11 +188,7 @@ impl Fragments {
                 let apart = (self.scales == Scales::Sixteens).then(|| k.unpack_pair(pair));
                 for second in 0..2 {
                     let both = apart.map_or(pair, |scales| k.pack_pair(scales[second], scales[second]));
-                    let pairs = match self.order {
-                        Codes::Halves => codes_of_slice(k, Tokens::F16, codes, second),
-                        Codes::Bfloats => halves_of_bfloats(k, codes, second),
-                    };
-                    let pairs = pairs.map(|pair| {
+                    let pairs = pairs_of_slice(k, (Tokens::F16, self.order), codes, second).map(|pair| {
                         let weights = k.mul(pair.cast::<F16x2>(), both);
                         k.e4m3_of_halves(weights)
                     });
@@ -133,7 +203,10 @@ impl Fragments {
     /// pair of scales for both, and the second one keeps what the next word needs.
     pub fn dequantise(&self, k: &mut Builder, set: usize, slice: usize) {
         if self.element == Tokens::E4m3 {
-            return self.round(k, set, slice);
+            return match self.powers.zip(self.lifts) {
+                Some(table) => self.look_up(k, set, slice, table),
+                None => self.round(k, set, slice),
+            };
         }
         k.phase("dequantise", |k| {
             let (word, second) = (slice / 2, slice % 2);
@@ -146,11 +219,7 @@ impl Fragments {
                     let pair = self.pair(k, self.element, scales, word);
                     k.set(self.pairs[row], pair);
                 }
-                let codes = match self.order {
-                    Codes::Halves => codes_of_slice(k, self.element, codes, second),
-                    Codes::Bfloats if self.element == Tokens::F16 => halves_of_bfloats(k, codes, second),
-                    Codes::Bfloats => bfloats_of_slice(k, codes, second),
-                };
+                let codes = pairs_of_slice(k, (self.element, self.order), codes, second);
                 let fragment = self.sets[set][slice];
                 let fragment = [fragment[row], fragment[row + 2]];
                 match self.element {
