@@ -12,17 +12,20 @@ use std::hint::spin_loop;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use std::thread::{self, JoinHandle, Thread, yield_now};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
 use op::{Error, Result, Workers};
 
 use super::tickets::Tickets;
 
-/// How often a helper looks for the next run, and a caller for the end of its own, before either sleeps: some tens of
-/// microseconds.
-const LOOKS: usize = 400;
-/// After so many looks each begins with an offer of the core to others.
-const PATIENT: usize = 100;
+/// How long a helper looks for the next run, and a caller for the end of its own, before either sleeps.
+///
+/// Neither offers its core to others meanwhile: since Linux 6.18 a thread that yields forfeits its time slice, and one
+/// that does so hundreds of times beside busy processes is behind them by a second.
+const PATIENCE: Duration = Duration::from_micros(100);
+/// Looks between two looks at the clock.
+const LOOKS: usize = 16;
 /// Helpers that a caller wakes itself, and each of these in turn: to wake a thread is a call of the system's, which
 /// would keep a caller of many from its own share.
 const WAKES: usize = 4;
@@ -79,6 +82,20 @@ unsafe impl Send for Work {}
 // SAFETY: as it is to be sent: the pointer itself is only read.
 unsafe impl Sync for Work {}
 
+/// Looks for something for a while; says whether it was there.
+fn look_for(found: impl Fn() -> bool) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        for _ in 0..LOOKS {
+            if found() {
+                return true;
+            }
+            spin_loop();
+        }
+    }
+    false
+}
+
 impl Run {
     /// Makes calls of this run while there are any.
     fn help(&self) {
@@ -94,15 +111,12 @@ impl Run {
 
     /// Waits for helpers that have begun. There must be no ticket left.
     fn wait(&self) {
-        let mut looks = 0;
-        while self.inside.load(Ordering::Acquire) > 0 {
-            match looks {
-                0..PATIENT => spin_loop(),
-                PATIENT..LOOKS => yield_now(),
+        let left = || self.inside.load(Ordering::Acquire) == 0;
+        if !look_for(left) {
+            while !left() {
                 // The last helper to leave wakes us, or has before.
-                _ => thread::park(),
+                thread::park();
             }
-            looks += 1;
         }
     }
 }
@@ -162,14 +176,7 @@ impl Board {
 
     /// Looks for another call for a while; says whether there was one.
     fn look(&self, calls: usize) -> bool {
-        (0..LOOKS).any(|looks| {
-            if looks < PATIENT {
-                spin_loop()
-            } else {
-                yield_now()
-            }
-            self.calls.load(Ordering::Relaxed) != calls
-        })
+        look_for(|| self.calls.load(Ordering::Relaxed) != calls)
     }
 
     /// Sleeps until there is another call; says whether the pool is still open.
@@ -334,7 +341,7 @@ mod tests {
         let asleep = || pool.board().unwrap().sleepers.iter().filter(|each| each.asleep.load(Ordering::SeqCst)).count();
         for _ in 0..10 {
             while asleep() < 39 {
-                yield_now();
+                thread::yield_now();
             }
             // Nobody is asked for yet, and whoever came up for nothing sleeps again.
             pool.wake();
