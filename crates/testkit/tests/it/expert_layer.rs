@@ -832,9 +832,12 @@ fn few_tokens_take_two_launches_with_the_bits_of_four() {
             });
             let kernels = LayerKernels::new(&Sm90, &shape, &of_both(&products[0], &products[1]), &facts(&Sm90));
             let kernels = kernels.unwrap();
-            let expected = trial.run(&LayerKernels { direct: 0, ..kernels.clone() }, Schedule::Earliest);
             let launches = direct_launches(&trial, &kernels, [None, Some(1), Some(4)][(number + how) % 3]);
             assert_eq!(launches.len() == 2, !has, "{what}");
+            if has {
+                continue;
+            }
+            let expected = trial.run(&LayerKernels { direct: 0, ..kernels }, Schedule::Earliest);
             let schedule = [Schedule::Latest, Schedule::Random(2), Schedule::Earliest][number % 3];
             for calls in [1, 2] {
                 let found = run_again(&trial, &launches, calls, schedule);
