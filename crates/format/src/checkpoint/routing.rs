@@ -57,26 +57,15 @@ impl fmt::Display for RoutingRule {
     }
 }
 
+/// Kinds whose experts are scored by a softmax, and whether weights are divided by their sum where nothing is declared.
+const SOFTMAX: [(&str, bool); 4] = [("qwen2_moe", false), ("qwen3_moe", false), ("olmoe", false), ("qwen3_next", true)];
+
 /// Kinds whose experts are scored by a sigmoid.
-const SIGMOID: [&str; 10] = [
-    "deepseek_v3",
-    "deepseek_v32",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "kimi_k2",
-    "minimax_m2",
-    "minimax_m3_text",
-    "minimax_m3_vl",
-    "minimax_m3_vl_text",
-];
+const SIGMOID: [&str; 6] = ["deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2"];
 
-/// Those of them whose weights are not scaled where nothing is declared. Loaders do not agree on the others.
-const UNSCALED: [&str; 3] = ["glm4_moe", "kimi_k2", "minimax_m2"];
-
-/// Those of them that transformers gives 8 groups, of which 4 are looked into, where nothing is declared; the others
-/// that it knows have no groups then.
-const GROUPED: [&str; 2] = ["deepseek_v3", "deepseek_v32"];
+/// Those of them that are given 8 groups, of which 4 are looked into, where nothing is declared; the others have one
+/// group then. Of Kimi K2 loaders do not agree.
+const GROUPED: [&str; 3] = ["deepseek_v3", "deepseek_v32", "kimi_k2"];
 
 /// The rule of a model, from the fields of its `config.json`.
 pub(super) fn from_json<'v>(
@@ -84,36 +73,48 @@ pub(super) fn from_json<'v>(
     field: impl Fn(&str) -> Option<&'v Value>,
 ) -> Option<RoutingRule> {
     let count = |key: &str| field(key)?.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0);
-    let flag = |key: &str| field(key).and_then(Value::as_bool);
     let top = count("num_experts_per_tok").or_else(|| count("experts_per_token"))?;
     let plain = |score, renormalise| RoutingRule { score, top, renormalise, groups: None, scaling: 1.0 };
     let text = |key: &str| field(key).and_then(Value::as_str);
-    let scaling = || field("routed_scaling_factor").and_then(Value::as_f64).map(|scaling| scaling as f32);
+    let scaling = field("routed_scaling_factor").and_then(Value::as_f64).map(|scaling| scaling as f32);
+    let norm = field("norm_topk_prob").and_then(Value::as_bool);
+    // Kinds whose code always divides by the sum, knows no groups and no scaling: what is declared otherwise is read
+    // by one loader and not by another.
+    let always = norm.unwrap_or(true);
+    let one_group = count("n_group").is_none_or(|groups| groups == 1);
+    let has_correction = matches!(text("topk_method"), None | Some("noaux_tc"));
     match (model_type?, text("scoring_func")) {
-        ("mixtral", _) => Some(plain(Score::Softmax, true)),
-        ("qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_vl_moe_text" | "qwen3_5_moe_text" | "olmoe", _) => {
-            Some(plain(Score::Softmax, flag("norm_topk_prob").unwrap_or(false)))
+        ("mixtral" | "qwen3_vl_moe" | "qwen3_vl_moe_text" | "qwen3_5_moe" | "qwen3_5_moe_text", _) if always => {
+            Some(plain(Score::Softmax, true))
         }
         ("gpt_oss", _) => Some(plain(Score::SoftmaxOfChosen, false)),
         ("llama4" | "llama4_text", _) => Some(plain(Score::SigmoidOnInput, false)),
-        (kind, None | Some("sigmoid")) if SIGMOID.contains(&kind) => {
-            let groups = count("n_group").zip(count("topk_group")).map(|(groups, looked_into)| [groups, looked_into]);
-            if groups.is_none() && GROUPED.contains(&kind) {
-                return None;
-            }
-            let scaling = scaling().or_else(|| UNSCALED.contains(&kind).then_some(1.0))?;
-            let groups = groups.filter(|&[groups, looked_into]| looked_into < groups);
-            Some(RoutingRule { groups, scaling, ..plain(Score::Sigmoid, flag("norm_topk_prob").unwrap_or(true)) })
-        }
-        // Its published code always divides by the sum, and knows no groups.
-        ("deepseek_v4", None | Some("sqrtsoftplus"))
-            if flag("norm_topk_prob").unwrap_or(true)
-                && matches!(text("topk_method"), None | Some("noaux_tc"))
-                && count("n_group").is_none_or(|groups| groups == 1) =>
+        ("minimax_m2", None | Some("sigmoid"))
+            if always && one_group && scaling.is_none_or(|scaling| scaling == 1.0) =>
         {
-            Some(RoutingRule { scaling: scaling()?, ..plain(Score::SqrtSoftplus, true) })
+            Some(plain(Score::Sigmoid, true))
         }
-        _ => None,
+        // Loaders do not agree on the scaling where nothing is declared, here and below.
+        ("minimax_m3_vl" | "minimax_m3_vl_text" | "minimax_m3_text", None | Some("sigmoid")) if always && one_group => {
+            Some(RoutingRule { scaling: scaling?, ..plain(Score::Sigmoid, true) })
+        }
+        (kind, None | Some("sigmoid")) if SIGMOID.contains(&kind) && has_correction => {
+            let groups = match [count("n_group"), count("topk_group")] {
+                [Some(groups), Some(looked_into)] => [groups, looked_into],
+                _ if GROUPED.contains(&kind) => return None,
+                [groups, looked_into] => [groups.unwrap_or(1), looked_into.unwrap_or(1)],
+            };
+            let groups = Some(groups).filter(|[groups, looked_into]| looked_into < groups);
+            let scaling = scaling.or_else(|| (kind == "glm4_moe").then_some(1.0))?;
+            Some(RoutingRule { groups, scaling, ..plain(Score::Sigmoid, norm.unwrap_or(true)) })
+        }
+        ("deepseek_v4", None | Some("sqrtsoftplus")) if always && one_group && has_correction => {
+            Some(RoutingRule { scaling: scaling?, ..plain(Score::SqrtSoftplus, true) })
+        }
+        (kind, _) => {
+            let (_, divided) = SOFTMAX.iter().find(|(known, _)| *known == kind)?;
+            Some(plain(Score::Softmax, norm.unwrap_or(*divided)))
+        }
     }
 }
 
