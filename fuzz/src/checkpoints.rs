@@ -58,7 +58,7 @@ fn read(files: &[(&str, &[u8])]) {
 const FEW: usize = 1 << 12;
 
 fn read_all(model: &Checkpoint) {
-    let _ = (model.gate_and_source(), model.declared(), model.model_type(), model.files().count());
+    let _ = (model.gate_and_source(None), model.declared(), model.model_type(), model.files().count());
     for layer in model.layers().iter().take(2) {
         if layer.pairs.len() <= 64 {
             let _ = model.layer(layer.index).map(|mlp| mlp.experts.len() + mlp.shared.len());

@@ -118,7 +118,7 @@ fn report(model: &Checkpoint) -> Result<Report> {
     let weights = model.weights()?;
     let described = if model.layers().is_empty() { &weights[..] } else { &[] };
     let files: Vec<&Path> = model.files().collect();
-    let (gate, source) = model.gate_and_source();
+    let (gate, source) = model.gate_and_source(None);
     let formats: BTreeSet<Format> = pairs(model).filter_map(|pair| format_of(&pair.content)).collect();
     let layout = |format: Format| Layout {
         format: format.to_string(),

@@ -94,7 +94,7 @@ impl Choice {
 impl Opened {
     /// Reads the weights that were chosen, borrowing them, and the tokens, or makes some.
     pub fn problem(&self, gate: Option<Gate>, seed: u64) -> Result<ProblemFile<'_>> {
-        let gate = model::gate(&self.model, gate)?;
+        let gate = model::gate(&self.model, self.layer, gate)?;
         let mut weights = Vec::new();
         for pair in self.pairs()? {
             weights.push(weights_of(self.model.pair(pair)?)?);
@@ -118,7 +118,7 @@ impl Opened {
 
     /// The gate that was asked for, or the model's own.
     pub fn gate(&self, asked: Option<Gate>) -> Result<Gate> {
-        model::gate(&self.model, asked)
+        model::gate(&self.model, self.layer, asked)
     }
 
     /// The whole layer.

@@ -36,12 +36,12 @@ impl Reading {
     }
 }
 
-/// The gate that was asked for, or the model's own.
-pub fn gate(model: &Checkpoint, asked: Option<Gate>) -> Result<Gate> {
+/// The gate that was asked for, or the layer's own.
+pub fn gate(model: &Checkpoint, layer: usize, asked: Option<Gate>) -> Result<Gate> {
     if let Some(gate) = asked {
         return Ok(gate);
     }
-    let (gate, source) = model.gate_and_source();
+    let (gate, source) = model.gate_and_source(Some(layer));
     hammerhead::declared_gate(&gate).map_err(|_| Error::UnknownGate {
         path: model.path().to_path_buf(),
         name: gate.to_string(),

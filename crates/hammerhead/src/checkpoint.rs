@@ -60,7 +60,7 @@ impl Engine {
         if let Some(pair) = biased.next() {
             return Err(Error::Bias { name: pair.name.clone() });
         }
-        let gate = gate.map_or_else(|| declared_gate(&model.gate()), Ok)?;
+        let gate = gate.map_or_else(|| declared_gate(&model.gate(layer)), Ok)?;
         self.load(&pairs.into_iter().map(weights_of).collect::<Result<Vec<_>>>()?, gate)
     }
 }

@@ -108,7 +108,7 @@ impl Checkpoint {
     /// The gate it declares.
     #[getter]
     fn gate(&self) -> String {
-        self.model.gate().to_string()
+        self.model.gate_and_source(None).0.to_string()
     }
 
     /// The numbers of the layers that have gated pairs.

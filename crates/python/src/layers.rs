@@ -185,7 +185,7 @@ impl FeedForward {
         let (options, wish) = asked(options)?;
         py.detach(|| {
             let model = &model.model;
-            let gate = gate.map_or_else(|| declared_gate(&model.gate()), Ok)?;
+            let gate = gate.map_or_else(|| declared_gate(&model.gate(layer)), Ok)?;
             let found = model.find_layer(layer)?;
             let pairs = if shared { found.shared() } else { found.experts() };
             let which = expert.unwrap_or(0);

@@ -83,7 +83,7 @@ impl Mlp {
             );
         };
         let weights = model.projections(pair).map_err(theirs)?;
-        let gate = declared_gate(&model.gate()).map_err(theirs)?;
+        let gate = declared_gate(&model.gate(layer)).map_err(theirs)?;
         Self::new(engine, &mlp_weights(weights).map_err(theirs)?, gate, options)
     }
 

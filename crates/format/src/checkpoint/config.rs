@@ -4,24 +4,53 @@
 //! file carries its own metadata. What the tensors themselves tell is believed first; the declarations settle what
 //! tensors cannot tell, and a contradiction between both is refused.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::json::{self, Value};
 use super::{Format, GateFunction, RoutingRule};
-use super::{gguf, patterns, routing};
+use super::{gguf, names, patterns, routing};
 use crate::Result;
 use crate::files::Files;
 
 /// The factor inside gpt-oss's sigmoid, which models with that gate may declare.
 const GPT_OSS_ALPHA: f64 = 1.702;
 
+/// Names that an activation is declared by.
+const ACTIVATIONS: [&str; 3] = ["hidden_act", "hidden_activation", "activation_function"];
+/// Names of limits that may be a list with a number per layer; 0 is none.
+const LIMITS: [&str; 3] = ["swiglu_limits", "swiglu_limits_shared", "swiglu_limit"];
+/// Kinds with gpt-oss's gate, whatever they declare as their activation.
+const GPT_OSS: [&str; 4] = ["gpt_oss", "minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3_text"];
+/// Kinds whose gate is limited; loaders do not agree at which number where none is declared.
+const LIMITED: [&str; 5] = ["deepseek_v4", "deepseek_v41", "glm5_next", "glm5_next_text", "hy_v4"];
+/// How the names of kinds begin whose activation is SiLU where none is declared.
+const SILU: [&str; 14] = [
+    "deepseek",
+    "ernie4_5",
+    "exaone",
+    "glm",
+    "granite",
+    "kimi",
+    "llama",
+    "minimax",
+    "ministral",
+    "mistral",
+    "mixtral",
+    "olmo",
+    "phi",
+    "qwen",
+];
+
 /// What was declared.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModelConfig {
     /// Such as `qwen3_moe`, `llama4` or `gpt_oss`.
     pub model_type: Option<String>,
-    /// The gate, and which declaration says so.
-    pub gate: Option<(GateFunction, String)>,
+    /// What layers compute.
+    rules: Rules,
+    /// The same of layers of which something is declared one by one.
+    of_layers: BTreeMap<usize, Rules>,
     /// What quantised the model.
     pub quantisation: Option<Quantisation>,
     /// The same as `hf_quant_config.json` has it, where `config.json` says it as well.
@@ -30,6 +59,13 @@ pub(super) struct ModelConfig {
     pub is_tied: bool,
     /// How many layers the model says it has; those beyond predict further tokens (MTP).
     pub layers: Option<usize>,
+}
+
+/// What is declared of a layer's computation.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rules {
+    /// The gate, and which declaration says so.
+    pub gate: Option<(GateFunction, String)>,
     /// How experts are chosen.
     pub routing: Option<RoutingRule>,
 }
@@ -100,46 +136,22 @@ impl ModelConfig {
         let field =
             |key: &str| text.and_then(|text| text.get(key)).or_else(|| config.get(key)).filter(|v| !v.is_null());
         let model_type = config.get("model_type").and_then(Value::as_str).map(str::to_owned);
-        let is_gpt_oss = field("model_type").and_then(Value::as_str) == Some("gpt_oss");
-        let limit = field("swiglu_limit").and_then(Value::as_f64);
-        let activation =
-            ["hidden_act", "hidden_activation"].into_iter().find_map(|key| Some((key, field(key)?.as_str()?)));
-        let [alpha, beta] = ["swiglu_alpha", "swiglu_beta"].map(|key| field(key).and_then(Value::as_f64));
-        let gate = match (is_gpt_oss || alpha.is_some(), limit, activation) {
-            (true, ..) if alpha.is_some_and(|alpha| alpha != GPT_OSS_ALPHA) => {
-                Some((GateFunction::Other("gpt-oss's with another alpha".to_owned()), "swiglu_alpha".to_owned()))
-            }
-            (true, ..) if beta.is_some_and(|beta| beta != 1.0) => {
-                Some((GateFunction::Other("gpt-oss's with another beta".to_owned()), "swiglu_beta".to_owned()))
-            }
-            (true, limit, _) => {
-                let clamp = limit.unwrap_or(7.0) as f32;
-                let why = match (is_gpt_oss, limit.is_some()) {
-                    (true, true) => "model_type and swiglu_limit",
-                    (true, false) => "model_type",
-                    (false, _) => "swiglu_alpha",
-                };
-                Some((GateFunction::GptOss { clamp }, format!("config.json, {why}")))
-            }
-            (false, Some(limit), Some((_, name))) if GateFunction::named(name) != GateFunction::Silu => Some((
-                GateFunction::Other(format!("{name} limited at {limit}")),
-                "config.json, swiglu_limit".to_owned(),
-            )),
-            (false, Some(limit), _) => {
-                let limit = limit as f32;
-                Some((GateFunction::SiluLimited { limit }, "config.json, swiglu_limit".to_owned()))
-            }
-            (false, None, Some((key, name))) => Some((GateFunction::named(name), format!("config.json, {key}"))),
-            (false, None, None) => None,
-        };
+        let rules = Rules::declared(None, field);
+        let own = field("per_layer_config").and_then(Value::as_object);
+        let named = own.into_iter().flat_map(|own| own.keys().filter_map(|layer| names::number(layer)));
+        let listed = LIMITS.iter().filter_map(|key| field(key)?.as_array()).map(Vec::len).max();
+        let of_layers = named.chain(0..listed.unwrap_or(0)).map(|layer| {
+            let own = own.and_then(|own| own.get(&layer.to_string()));
+            let field = |key: &str| own.and_then(|own| own.get(key)).filter(|v| !v.is_null()).or_else(|| field(key));
+            (layer, Rules::declared(Some(layer), field))
+        });
+        let of_layers = of_layers.collect();
         let quantisation = config.get("quantization_config").or_else(|| text?.get("quantization_config"));
         let quantisation = quantisation.filter(|value| value.is_object());
         let quantisation = quantisation.map(|value| declared(path.to_path_buf(), value, value.get("producer")));
-        let kind = field("model_type").and_then(Value::as_str);
-        let routing = routing::from_json(kind, field);
         let is_tied = field("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
         let layers = field("num_hidden_layers").and_then(Value::as_u64).and_then(|layers| layers.try_into().ok());
-        Self { model_type, gate, quantisation, repeated: None, is_tied, layers, routing }
+        Self { model_type, rules, of_layers, quantisation, repeated: None, is_tied, layers }
     }
 
     /// Reads a GGUF file's metadata.
@@ -154,12 +166,82 @@ impl ModelConfig {
             (gate, "general.architecture".to_owned())
         });
         let routing = architecture.as_deref().and_then(|architecture| routing::from_gguf(architecture, file));
-        Self { model_type: architecture, gate, routing, ..Self::default() }
+        Self { model_type: architecture, rules: Rules { gate, routing }, ..Self::default() }
+    }
+
+    /// What a layer computes, or without a number what all do of which nothing else is declared.
+    pub fn rules(&self, layer: Option<usize>) -> &Rules {
+        layer.and_then(|layer| self.of_layers.get(&layer)).unwrap_or(&self.rules)
     }
 
     /// Whether a module is among those that quantisation is known to leave out.
     pub fn ignores(&self, module: &str) -> bool {
         self.quantisation.as_ref().is_some_and(|quantisation| quantisation.leaves_out(module) == Some(true))
+    }
+}
+
+impl Rules {
+    /// Reads the fields that hold for one layer, or for all of which nothing else is said.
+    fn declared<'v>(layer: Option<usize>, field: impl Fn(&str) -> Option<&'v Value> + Copy) -> Self {
+        let kind = field("model_type").and_then(Value::as_str);
+        Self { gate: gate(kind, layer, field), routing: routing::from_json(kind, field) }
+    }
+}
+
+/// How gate and up are joined, and which declaration says so; `None` where no model is named, either.
+fn gate<'v>(
+    kind: Option<&str>,
+    layer: Option<usize>,
+    field: impl Fn(&str) -> Option<&'v Value> + Copy,
+) -> Option<(GateFunction, String)> {
+    let other = |name: String, key: &str| Some((GateFunction::Other(name), format!("config.json, {key}")));
+    for key in LIMITS {
+        let Some(limits) = field(key).and_then(Value::as_array) else { continue };
+        match layer.and_then(|layer| limits.get(layer)).map(|limit| limit.as_f64().unwrap_or(0.0)) {
+            // Models with such lists limit what the activation gives, and not what it takes.
+            Some(limit) if limit != 0.0 => return other(format!("silu whose results are limited at {limit}"), key),
+            Some(_) => {}
+            None => return other(format!("limited layer by layer ({key})"), key),
+        }
+    }
+    let number = |key: &str| field(key).and_then(Value::as_f64);
+    let [limit, alpha, beta] = ["swiglu_limit", "swiglu_alpha", "swiglu_beta"].map(number);
+    let is_gpt_oss = kind.is_some_and(|kind| GPT_OSS.contains(&kind));
+    if is_gpt_oss || alpha.is_some() {
+        if alpha.is_some_and(|alpha| alpha != GPT_OSS_ALPHA) {
+            return other("gpt-oss's with another alpha".to_owned(), "swiglu_alpha");
+        }
+        if beta.is_some_and(|beta| beta != 1.0) {
+            return other("gpt-oss's with another beta".to_owned(), "swiglu_beta");
+        }
+        let why = match (is_gpt_oss, limit.is_some()) {
+            (true, true) => "model_type and swiglu_limit",
+            (true, false) => "model_type",
+            (false, _) => "swiglu_alpha",
+        };
+        return Some((GateFunction::GptOss { clamp: limit.unwrap_or(7.0) as f32 }, format!("config.json, {why}")));
+    }
+    let activation = ACTIVATIONS.into_iter().find_map(|key| Some((key, field(key)?.as_str()?)));
+    match (limit, activation) {
+        (Some(limit), Some((_, name))) if GateFunction::named(name) != GateFunction::Silu => {
+            other(format!("{name} limited at {limit}"), "swiglu_limit")
+        }
+        (Some(limit), _) => {
+            Some((GateFunction::SiluLimited { limit: limit as f32 }, "config.json, swiglu_limit".to_owned()))
+        }
+        (None, _) if kind.is_some_and(|kind| LIMITED.contains(&kind)) => {
+            other("silu with a limit that is not declared".to_owned(), "model_type")
+        }
+        (None, Some((key, name))) => Some((GateFunction::named(name), format!("config.json, {key}"))),
+        (None, None) => {
+            let kind = kind?;
+            let why = "config.json, model_type".to_owned();
+            match kind {
+                _ if kind.contains("gemma") => Some((GateFunction::GeluTanh, why)),
+                _ if SILU.iter().any(|family| kind.starts_with(family)) => Some((GateFunction::Silu, why)),
+                _ => other(format!("not declared by a model of type {kind:?}"), "which has no hidden_act"),
+            }
+        }
     }
 }
 

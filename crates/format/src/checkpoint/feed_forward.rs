@@ -145,7 +145,7 @@ impl Checkpoint {
         }
         let router = self.router(layer, experts.len(), k)?;
         let shared_gate = self.shared_gate(layer, k)?;
-        Ok(FeedForward { gate: self.gate(), experts, shared, shared_gate, router })
+        Ok(FeedForward { gate: self.gate(layer.index), experts, shared, shared_gate, router })
     }
 
     /// Reads the projections of one MLP.
@@ -277,7 +277,7 @@ impl Checkpoint {
             correction = bias.take();
         }
         let table = self.expert_table(&format!("{stem}.{TABLE}"), experts)?;
-        let rule = self.config.routing.filter(|_| {
+        let rule = self.config.rules(Some(layer.index)).routing.filter(|_| {
             // Who has tokens of images knows which they are; a rule for all of them does not.
             !IMAGE_CORRECTIONS.iter().any(|name| self.store.view(&format!("{stem}.{name}")).is_some())
         });

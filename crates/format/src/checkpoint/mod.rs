@@ -214,15 +214,16 @@ impl Checkpoint {
         self.config.quantisation.as_ref().map(|declared| (declared.summary.as_str(), declared.path.as_path()))
     }
 
-    /// How gate and up are joined: as declared, else as the format implies, else SiLU.
-    pub fn gate(&self) -> GateFunction {
-        self.gate_and_source().0
+    /// How gate and up are joined in a layer: as declared, else as the format implies, else SiLU.
+    pub fn gate(&self, layer: usize) -> GateFunction {
+        self.gate_and_source(Some(layer)).0
     }
 
-    /// [`Checkpoint::gate`], and in words where that is known from.
-    pub fn gate_and_source(&self) -> (GateFunction, &str) {
+    /// [`Checkpoint::gate`], and in words where that is known from. Without a layer it is that of all layers of which
+    /// nothing else is declared.
+    pub fn gate_and_source(&self, layer: Option<usize>) -> (GateFunction, &str) {
         let is_gpt_oss = |pair: &Pair| matches!(pair.content, Content::Quantised { format: Format::GptOss, .. });
-        match &self.config.gate {
+        match &self.config.rules(layer).gate {
             Some((gate, source)) => (gate.clone(), source),
             None if self.layers.iter().flat_map(|layer| &layer.pairs).any(is_gpt_oss) => {
                 (GateFunction::GptOss { clamp: 7.0 }, "the names of the tensors")
@@ -233,7 +234,7 @@ impl Checkpoint {
 
     /// How the model makes experts and weights of a router's logits, as far as its declarations tell.
     pub fn routing(&self) -> Option<RoutingRule> {
-        self.config.routing
+        self.config.rules(None).routing
     }
 
     /// The list of layers that is read, such as `model.layers`; empty where there is none.
@@ -260,7 +261,7 @@ impl Checkpoint {
     pub fn layer(&self, index: usize) -> Result<Mlp<'_>> {
         let layer = self.find_layer(index)?;
         Ok(Mlp {
-            gate: self.gate(),
+            gate: self.gate(index),
             experts: self.experts(index)?,
             shared: layer.shared().into_iter().map(|pair| self.pair(pair)).collect::<Result<_>>()?,
             has_bias: layer.pairs.iter().any(|pair| pair.has_bias),

@@ -270,9 +270,44 @@ fn gates_are_known_from_the_configuration() {
         (r#"{"hidden_act":"gelu","swiglu_limit":10.0}"#, GateFunction::Other("gelu limited at 10".to_owned())),
         (r#"{"hidden_act":"swigluoai","swiglu_alpha":1.702,"swiglu_limit":7.0}"#, GateFunction::GptOss { clamp: 7.0 }),
         (r#"{"swiglu_alpha":2.0}"#, GateFunction::Other("gpt-oss's with another alpha".to_owned())),
+        // Models of several kinds of input may leave out of their text's configuration what its class has by default.
+        (r#"{"text_config":{"model_type":"gemma3_text"}}"#, GateFunction::GeluTanh),
+        (r#"{"text_config":{"model_type":"llama"}}"#, GateFunction::Silu),
+        (r#"{"text_config":{"model_type":"minimax_m3_vl_text"}}"#, GateFunction::GptOss { clamp: 7.0 }),
+        (r#"{"model_type":"deepseek_v4"}"#, GateFunction::Other("silu with a limit that is not declared".to_owned())),
+        (
+            r#"{"model_type":"somebody_s"}"#,
+            GateFunction::Other("not declared by a model of type \"somebody_s\"".to_owned()),
+        ),
+        ("{}", GateFunction::Silu),
     ] {
         let folder = folder(&tensors, config);
-        assert_eq!(Checkpoint::open(folder.path()).unwrap().gate(), expected, "{config}");
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().gate(0), expected, "{config}");
+    }
+}
+
+#[test]
+fn what_is_declared_layer_by_layer_is_read_layer_by_layer() {
+    let [gate, up] = &truth()[0];
+    let mut tensors = modelopt("model.layers.0.mlp.gate_proj", gate, 1.0);
+    tensors.extend(modelopt("model.layers.0.mlp.up_proj", up, 1.0));
+    let other = |words: &str| GateFunction::Other(words.to_owned());
+    let at_seven = || other("silu whose results are limited at 7");
+    for (limits, expected) in [
+        (r#""swiglu_limits":[0.0,null,7.0]"#, [GateFunction::Silu, GateFunction::Silu, at_seven()]),
+        (r#""swiglu_limits_shared":[7.0,0.0,0.0]"#, [at_seven(), GateFunction::Silu, GateFunction::Silu]),
+        (
+            r#""swiglu_limit":[0.0,7.0]"#,
+            [GateFunction::Silu, at_seven(), other("limited layer by layer (swiglu_limit)")],
+        ),
+        (
+            r#""per_layer_config":{"1":{"swiglu_limit":5.0},"2":{"hidden_act":"gelu"}}"#,
+            [GateFunction::Silu, GateFunction::SiluLimited { limit: 5.0 }, other("gelu")],
+        ),
+    ] {
+        let folder = folder(&tensors, &format!(r#"{{"hidden_act":"silu",{limits}}}"#));
+        let model = Checkpoint::open(folder.path()).unwrap();
+        assert_eq!([0, 1, 2].map(|layer| model.gate(layer)), expected, "{limits}");
     }
 }
 

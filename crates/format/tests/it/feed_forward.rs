@@ -199,6 +199,16 @@ fn rules_are_told_by_the_kind_of_model_and_others_are_not_guessed() {
 }
 
 #[test]
+fn a_rule_that_is_declared_for_one_layer_holds_for_that_layer() {
+    for (layer, top) in [("0", 1), ("1", 2)] {
+        let config = format!(
+            r#"{{"model_type": "mixtral", "num_experts_per_tok": 2, "per_layer_config": {{"{layer}": {{"num_experts_per_tok": 1}}}}}}"#
+        );
+        read(&config, &deepseek(), |found| assert_eq!(found.router.unwrap().rule.unwrap().top, top)).unwrap();
+    }
+}
+
+#[test]
 fn a_layer_of_deepseek_v4_has_a_table_or_a_correction_that_is_named_a_bias() {
     let model = open("deepseek_v4");
     let stored = File::open(data("deepseek_v4/model.safetensors")).unwrap();

@@ -45,7 +45,7 @@ fn a_modelopt_model_is_read_as_modelopt_reads_it() {
     let model = open("modelopt_dense");
     assert_decodes_as_expected(&model, &data("modelopt_dense.expected.safetensors"));
     assert_eq!(model.model_type(), Some("llama"));
-    assert_eq!(model.gate(), GateFunction::Silu);
+    assert_eq!(model.gate(0), GateFunction::Silu);
     assert_eq!((model.tower(), model.layers().len()), ("model.layers", 1));
     let pair = &model.layers()[0].pairs[0];
     assert_eq!(
@@ -154,7 +154,7 @@ fn deepseek_s_experts_are_found_by_its_own_names_and_types() {
     assert!(layer.experts().iter().all(|pair| pair.content == content));
     assert_eq!(layer.experts()[2].name, "layers.0.ffn.experts.2");
     assert_eq!(layer.shared()[0].content, Content::Other("FP8 (F8_E4M3)".to_owned()));
-    assert_eq!(model.gate(), GateFunction::SiluLimited { limit: 10.0 });
+    assert_eq!(model.gate(0), GateFunction::SiluLimited { limit: 10.0 });
     let experts = model.experts(0).unwrap();
     assert_eq!((experts.len(), experts[0].gate.rows(), experts[0].gate.k()), (3, 32, 64));
     let error = model.layer(0).unwrap_err().to_string();
@@ -229,7 +229,7 @@ fn modelopt_s_own_declaration_will_do_without_a_config() {
     }
     let model = Checkpoint::open(folder.path()).unwrap();
     assert_eq!(model.declared().unwrap().0, "modelopt 0.47.0 NVFP4");
-    assert_eq!(model.gate_and_source(), (GateFunction::Silu, "assumed, since nothing says"));
+    assert_eq!(model.gate_and_source(None), (GateFunction::Silu, "assumed, since nothing says"));
 }
 
 #[test]
