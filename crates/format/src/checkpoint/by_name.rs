@@ -46,12 +46,13 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If a tensor's parts do not make quantised matrices.
+    /// If a tensor's parts do not make quantised matrices, or if more is stored beside one than is read.
     pub fn stored(&self) -> Result<Vec<Stored>> {
         let mut found = Vec::new();
         for (stem, names) in &self.catalogue {
             let parts = self.parts(stem);
             let Recognised::Quantised(layout) = self.recognise(&parts)? else { continue };
+            self.refuse_beside(stem, layout.parts(), &[])?;
             let coded = layout.coded(&parts)?;
             let is_module =
                 names.iter().any(|(_, name)| name.strip_prefix(stem).is_none_or(|rest| rest.starts_with('.')));

@@ -89,6 +89,8 @@ pub struct Quantisation {
     pub block: Option<[usize; 2]>,
     /// Whether it says that the cache of keys and values is quantised, too.
     pub has_kv_cache: bool,
+    /// Whether it says that what enters or leaves weights is rotated when they are used (`transform_config`).
+    pub is_rotated: bool,
 }
 
 impl Quantisation {
@@ -281,7 +283,16 @@ fn declared(path: PathBuf, value: &Value, producer: Option<&Value>) -> Quantisat
         has_kv_cache: ["kv_cache_quant_algo", "kv_cache_scheme"]
             .iter()
             .any(|key| value.get(key).is_some_and(|value| !value.is_null())),
+        is_rotated: is_rotated(value).unwrap_or(false),
     }
+}
+
+/// Whether a declaration of compressed-tensors rotates more than weights.
+fn is_rotated(value: &Value) -> Option<bool> {
+    let groups = value.get("transform_config")?.get("config_groups")?.as_object()?;
+    let applied = groups.values().filter_map(|group| group.get("apply")?.as_array()).flatten();
+    let mut places = applied.filter_map(|applied| applied.get("location")?.as_str());
+    Some(places.any(|place| matches!(place, "input" | "output")))
 }
 
 /// A stranger's word, kept short.

@@ -116,8 +116,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// As of [`Checkpoint::layer`]; if a down projection is missing or not quantised; or if biases, router and
-    /// projections have sides that do not fit.
+    /// As of [`Checkpoint::layer`]; if a down projection is missing or not quantised; if biases, router and projections
+    /// have sides that do not fit; or if an MLP holds more than its projections.
     pub fn feed_forward(&self, index: usize) -> Result<FeedForward<'_>> {
         let layer = self.find_layer(index)?;
         let shared = layer.shared().into_iter().map(|pair| self.projections(pair)).collect::<Result<Vec<_>>>()?;
@@ -158,6 +158,9 @@ impl Checkpoint {
             let problem = "it has no down projection, or one of another number of experts".to_owned();
             return self.refuse(&pair.name, problem, "fetch the missing part, or load its gate and up alone");
         };
+        let parts =
+            [&pair.gate, &pair.up, down].map(|weight| weight.stem.rsplit_once('.').unwrap_or(("", &weight.stem)));
+        self.refuse_inside(parts[0].0, &parts.map(|(_, last)| last))?;
         // Both see the same tokens, and so have the same vector.
         self.pre_scale_of_pair(pair)?;
         let [gate, up] = [self.read_linear(&pair.gate)?, self.read_linear(&pair.up)?];

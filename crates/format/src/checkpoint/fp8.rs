@@ -13,12 +13,16 @@
 
 use super::Checkpoint;
 use super::feed_forward::stored_numbers;
+use super::names::Part;
 use super::store::{Element, View};
 use crate::tensors::Dtype;
 use crate::{Error, Fp8Matrix, Fp8Scales, MX_BLOCK, Result};
 
 /// The names that scales have beside a weight.
 const SCALES: [&str; 3] = ["weight_scale", "weight_scale_inv", "scale"];
+
+/// The parts that are read, or that only activations would be rounded with.
+const PARTS: [Part; 5] = [Part::Weight, Part::BlockScale, Part::Exponents, Part::InputScale, Part::Bias];
 
 /// The sides of blocks that models have, where nothing else is said.
 const SIDES: [usize; 2] = [128, 32];
@@ -38,7 +42,7 @@ impl Checkpoint {
     /// # Errors
     ///
     /// If there is no such weight or no single scale beside it, if it is not of type F8_E4M3, if their shapes do not
-    /// belong together, or if a number is NaN.
+    /// belong together, if a number is NaN, or if more is stored beside it than is read.
     pub fn fp8(&self, name: &str) -> Result<Fp8Linear<'_>> {
         let weight = self.fp8_part(name, "weight")?;
         if !weight.is(Dtype::F8_E4M3) {
@@ -48,6 +52,7 @@ impl Checkpoint {
         let [rows, k] = *weight.shape else {
             return refuse(&weight, format!("it has shape {:?}, where [N, K] is expected", weight.shape), "expand it");
         };
+        self.refuse_beside(name, &PARTS, &["weight_scale_inv"])?;
         let mut scales = SCALES.iter().filter_map(|part| self.store.view(&format!("{name}.{part}")));
         let (Some(scale), None) = (scales.next(), scales.next()) else {
             let problem =

@@ -159,7 +159,27 @@ fn ordinary(weight: Option<View<'_>>) -> String {
     }
 }
 
+/// The parts that are read of a weight, the last where scales are DeepSeek's.
+const PARTS: [Part; 11] = [
+    Part::Weight,
+    Part::Packed,
+    Part::Qdata,
+    Part::Blocks,
+    Part::BlockScale,
+    Part::Multiplier,
+    Part::Divisor,
+    Part::InputScale,
+    Part::Bias,
+    Part::PreScale,
+    Part::Exponents,
+];
+
 impl<'a> Layout<'a> {
+    /// The parts that are read of such a weight.
+    pub fn parts(&self) -> &'static [Part] {
+        if self.format == Format::DeepSeek { &PARTS } else { &PARTS[..PARTS.len() - 1] }
+    }
+
     /// Reads everything but codes and scales themselves.
     pub fn coded(&self, parts: &Parts<'a>) -> Result<Coded<'a>> {
         let globals = self.globals(parts)?;

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use crate::files::Files;
 use crate::{Error, GlobalScale, Matrix, Result};
 
+mod beside;
 mod by_name;
 mod coded;
 mod config;
@@ -407,7 +408,10 @@ impl Checkpoint {
     fn coded(&self, stem: &str) -> Result<Coded<'_>> {
         let parts = self.parts(stem);
         match self.recognise(&parts)? {
-            Recognised::Quantised(layout) => layout.coded(&parts),
+            Recognised::Quantised(layout) => {
+                self.refuse_beside(stem, layout.parts(), &[])?;
+                layout.coded(&parts)
+            }
             Recognised::Other(came) => Err(Error::NotQuantised {
                 path: self.path().to_path_buf(),
                 name: stem.to_owned(),

@@ -2,6 +2,7 @@
 //! them.
 
 mod arrangements;
+mod beside;
 mod checkpoints;
 mod codes;
 mod feed_forward;

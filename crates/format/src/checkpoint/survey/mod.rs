@@ -162,6 +162,7 @@ impl Survey {
                 module.shape = [coded.stack, coded.rows, coded.k];
                 module.globals = coded.globals.stored();
                 module.blocks = Some(BlockScales::of(&coded)?);
+                self.checkpoint.refuse_beside(parts.stem, layout.parts(), &[])?;
             }
             Recognised::Other(words) => {
                 module.content = Content::Other(words);
