@@ -330,6 +330,30 @@ def test_an_fp8_weight_without_a_scale_is_refused_by_name(tmp_path):
         loaded(changed(tmp_path, "modelopt_llama", mixed))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "beside", "said"),
+    [
+        (torch.int8, None, "q_proj.weight is I8 in the files, with .*weight_scale, and is not read here"),
+        (torch.float8_e4m3fn, "weight_zero_point", "weight_zero_point stands beside .*q_proj.weight, which is FP8"),
+        (torch.float8_e4m3fn, "pre_quant_scale", "pre_quant_scale stands beside .*q_proj.weight, which is FP8"),
+        (torch.float8_e4m3fn, "lora_A.weight", "lora_A.weight stands beside .*q_proj.weight, which is FP8"),
+        (None, "weight_zero_point", "weight_zero_point.*nothing here computes with it"),
+    ],
+)
+def test_weights_beside_which_more_is_stored_than_is_read_are_refused_by_name(tmp_path, dtype, beside, said):
+    def mixed(tensors):
+        name = "model.layers.1.self_attn.q_proj"
+        if dtype is not None:
+            tensors[f"{name}.weight"] = torch.ones(64, 64).to(dtype)
+            tensors[f"{name}.weight_scale"] = torch.tensor(0.03)
+            del tensors[f"{name}.weight_scale_2"], tensors[f"{name}.input_scale"]
+        if beside is not None:
+            tensors[f"{name}.{beside}"] = torch.ones(64)
+
+    with pytest.raises(ValueError, match=said):
+        loaded(changed(tmp_path, "modelopt_llama", mixed))
+
+
 def test_a_tied_head_that_is_quantised_is_refused_by_name(tmp_path):
     def quantised(tensors):
         for part in ("weight", "weight_scale", "weight_scale_2"):

@@ -8,6 +8,7 @@ the patterns of a configuration.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
@@ -22,7 +23,9 @@ from hammerhead._fp8 import block_side
 
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _FP8_SCALES = ("weight_scale", "weight_scale_inv", "scale")
-_BESIDE_FP8 = (*_FP8_SCALES, "input_scale", "input_global_scale")
+_BESIDE_FP8 = (*_FP8_SCALES, "input_scale", "input_global_scale", "activation_scale")
+_WITHOUT_EFFECT = ("bias", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale", "weight_shape")
+_NUMBERS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Files:
             self.element.update((name, about["dtype"]) for name, about in header.items())
             self.shape.update((name, about["shape"]) for name, about in header.items())
             self._path.update((name, path) for name in header)
+        self._sorted = sorted(self.element)
         first = self.paths[0]
         self.checkpoint = Checkpoint.by_name(first if len(self.paths) == 1 else first.parent)
         self.packed = self._packed()
@@ -95,6 +99,27 @@ class Files:
                 beside = (f"{stem}.{scale}" for scale in _BESIDE_FP8)
                 found[name] = [name, *(scale for scale in beside if scale in self.element)]
         return found
+
+    def refuse_unread(self, name: str) -> None:
+        """Raises ``ValueError`` if a tensor that becomes a parameter is no number as it is, and nothing here makes one
+        of it, or if more is stored beside it than is read. Of packed tensors that is known already."""
+        if name in self.packed or self.element[name] in _NUMBERS:
+            return
+        stem = name.removesuffix(".weight")
+        # What begins with the stem and a dot stands before what begins with it and a slash.
+        first, last = (bisect_left(self._sorted, f"{stem}{end}") for end in "./")
+        beside = [other for other in self._sorted[first:last] if other != name]
+        if name not in self.fp8:
+            raise ValueError(
+                f"{name} is {self.element[name]} in the files{f', with {beside[0]}' if beside else ''}, and is not read here: leave its module unquantised, or "
+                "quantise it to NVFP4 or FP8"
+            )
+        read = {*self.fp8[name], *(f"{stem}.{part}" for part in _WITHOUT_EFFECT)}
+        unread = [other for other in beside if other not in read]
+        if unread:
+            raise ValueError(
+                f"{unread[0]} stands beside {name}, which is FP8, and nothing here computes with it, so that results would be others: export the model without"
+            )
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor as it is stored."""

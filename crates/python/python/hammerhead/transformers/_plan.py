@@ -105,6 +105,10 @@ def plan(
         )
     found, lost = origins(model, conversions, files.names)
     made = Plan(shapes=Shapes(model.config, model.state_dict()))
+    for target, origin in found.items():
+        if made.shapes.get_parameter(target).is_floating_point():
+            for name in origin.names:
+                files.refuse_unread(name)
     _untie(model, files, found)
     forms = Forms(unchecked or {})
     for name, module in model.named_modules():
