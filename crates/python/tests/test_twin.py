@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import hammerhead  # noqa: E402
 from hammerhead._twin import Differs, Stacks, alike, experts_form, mlp_form  # noqa: E402
 
 WIDE, NARROW, COUNT = 256, 128, 5
@@ -126,6 +127,24 @@ def test_experts_that_take_sorted_rows_are_known():
 
 def test_experts_without_weights_return_their_token():
     assert form_of(Experts(beyond=3)).beyond == 3
+
+
+def test_a_token_that_is_returned_is_computed_by_no_expert():
+    form, rows = form_of(Experts(beyond=3)), []
+
+    def layer(x, ids, weights):
+        rows.append(ids)
+        return torch.zeros_like(x)
+
+    x, ids = torch.randn(2, WIDE), torch.tensor([[COUNT, 1], [COUNT + 2, COUNT + 1]])
+    weights = torch.tensor([[0.25, 0.5], [2.0, 1.0]])
+    assert torch.equal(form(layer, x, ids, weights), x * torch.tensor([[0.25], [3.0]]))
+    assert torch.equal(rows[0], ids), "an id beyond the layer's experts adds nothing there"
+    # A token that the first expert would make infinite.
+    matrices = [[hammerhead.quantize(torch.ones(sides)) for _ in range(COUNT)] for sides in ((NARROW, WIDE), (NARROW, WIDE), (WIDE, NARROW))]
+    large = torch.full((1, WIDE), 1e30)
+    returned = form(hammerhead.Experts.from_arrays(*matrices), large, torch.tensor([[COUNT]]), torch.ones(1, 1))
+    assert torch.equal(returned, large)
 
 
 def test_a_gate_with_a_limit_and_a_shift_is_found():

@@ -78,9 +78,9 @@ class ExpertsForm:
         weights = weights.to(torch.float32)
         if not self.beyond:
             return layer(x, ids, weights)
-        passed = ids >= self.count
-        routed = layer(x, ids.masked_fill(passed, 0), weights.masked_fill(passed, 0.0))
-        return routed + (x * weights.masked_fill(~passed, 0.0).sum(-1, keepdim=True)).to(routed.dtype)
+        # Ids that are no expert's add nothing to the layer's sums.
+        routed, returned = layer(x, ids, weights), weights.masked_fill(ids < self.count, 0.0)
+        return routed + (x * returned.sum(-1, keepdim=True)).to(routed.dtype)
 
 
 @dataclass(frozen=True)
