@@ -253,7 +253,8 @@ def _shrunk(module: torch.nn.Module, wide: int, narrow: int) -> tuple[Any, tuple
             break
     else:
         raise Differs(f"has widths, {wide} and {narrow}, that no smaller ones stand for")
-    twin = copy.deepcopy(module).eval()
+    # Its parameters are replaced, so that those of the module need no copies.
+    twin = copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()}).eval()
     for holder in (twin, getattr(twin, "config", None)):
         for name, size in list(vars(holder).items()) if holder is not None else []:
             if isinstance(size, int) and not isinstance(size, bool) and re.search(r"(size|dim|features|width)$", name):

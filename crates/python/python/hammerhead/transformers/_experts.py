@@ -12,9 +12,13 @@ from typing import Any
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from hammerhead import Experts, quantize
+from hammerhead import Experts, NvFp4, quantize
+from hammerhead._twin import Differs, Stacks, experts_form, rows
+from hammerhead.transformers._plan import Forms
 
 NAME = "hammerhead"
+
+_FORMS = Forms({})
 
 _PACKED: weakref.WeakKeyDictionary[torch.nn.Module, Experts] = weakref.WeakKeyDictionary()
 
@@ -30,19 +34,23 @@ def experts_forward(
 
 
 def _pack(module: Any) -> Experts:
-    name = type(module).__name__
-    activation = getattr(module.config, "hidden_act", None) or getattr(module.config, "hidden_activation", None)
-    gates = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu-tanh"}
-    if not module.has_gate or module.has_bias or module.is_transposed or not module.is_concatenated or activation not in gates:
-        raise ValueError(
-            f"{name}: experts_implementation='{NAME}' takes gated experts without biases, gate above up in one matrix, with SiLU or the tanh form "
-            f"of GELU (here: {activation}); choose another implementation"
-        )
+    stacks, name = Stacks.of(module), type(module).__name__
+    try:
+        if stacks is None or module.has_bias:
+            raise Differs("has biases, or no stacks whose sides tell gate, up and down apart")
+        form = _FORMS.of(name, module, experts_form, stacks)
+    except Differs as differs:
+        raise ValueError(f"{name} {differs}, which experts_implementation='{NAME}' does not compute; choose another implementation") from differs
+
+    def matrices(stack: torch.Tensor, half: str | None) -> list[NvFp4[torch.Tensor]]:
+        straight = stack.detach().transpose(1, 2) if stacks.turned else stack.detach()
+        return [quantize(rows(matrix, half).contiguous()) for matrix in straight]
+
+    first, second = form.halves or (None, None)
     with torch.no_grad():
-        pairs = [weight.detach().chunk(2) for weight in module.gate_up_proj]
-        first, second = ([quantize(pair[part].contiguous()) for pair in pairs] for part in (0, 1))
-        down = [quantize(weight.detach().contiguous()) for weight in module.down_proj]
-    return Experts.from_arrays(first, second, down, gate=gates[activation])
+        b1 = matrices(getattr(module, stacks.first), first)
+        b2 = matrices(getattr(module, stacks.first), second) if second else None
+        return Experts.from_arrays(b1, b2, matrices(module.down_proj, None), gate=form.gate)
 
 
 def register_experts() -> None:
