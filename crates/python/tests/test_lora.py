@@ -176,8 +176,32 @@ def test_scalings_are_as_the_configuration_says(tmp_path):
     assert read(alpha_pattern={"experts.*": 12}) == 3.0
     with pytest.raises(ValueError, match="are scaled by"):
         read(alpha_pattern={"down_proj": 12})
-    with pytest.raises(ValueError, match="DoRA"):
-        read(use_dora=True)
+    for said, config in {
+        "DoRA": {"use_dora": True},
+        "biases of the model": {"bias": "all"},
+        "changes the model's weights": {"init_lora_weights": "pissa_niter_4"},
+        "alora_invocation_tokens": {"alora_invocation_tokens": [3]},
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            read(**config)
+
+
+def test_what_adds_nothing_is_passed_over(tmp_path):
+    tensors, layer = named(adapter(4, 0), "", lambda _, usual: usual), experts()
+    read = lambda **config: lora.from_peft(written(tmp_path / "a", tensors, **config), layer, "model.layers.0.mlp")
+    for nothing in (read(lora_alpha=0), read(alpha_pattern={".*": 0})):
+        assert all(pair is None for pairs in nothing.experts for pair in pairs)
+        ids, weights = routing(3)
+        x = torch.randn(3, HIDDEN)
+        given = {"adapters": layer.adapters([nothing]), "adapter_ids": torch.zeros(3, dtype=torch.int32)}
+        assert torch.equal(layer(x, ids, weights, **given), layer(x, ids, weights))
+    # Of projections that are scaled differently some may be scaled by nothing.
+    some = read(alpha_pattern={"up_proj": 0})
+    assert some.scaling == 2.0 and all((gate is None, up is None) == (False, True) for gate, up, _ in some.experts)
+    # As peft initialises it.
+    for name in [name for name in tensors if "experts.1." in name and name.endswith("lora_B.weight")]:
+        tensors[name] = torch.zeros_like(tensors[name])
+    assert [pairs[0] is None for pairs in read().experts] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("order", ["halves", "interleaved"])

@@ -41,7 +41,10 @@ _UNKNOWN = {
     "use_dora": "DoRA changes the weights' norms, which is more than a low rank",
     "lora_bias": "B has biases, which are not added here",
     "use_qalora": "QALoRA pools its inputs",
+    "alora_invocation_tokens": "it is for tokens behind others, which are not looked for",
 }
+_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""How the names of initialisations begin that take from the model's weights what they give the adapter."""
 
 
 def from_peft(
@@ -57,10 +60,17 @@ def from_peft(
     for key, why in _UNKNOWN.items():
         if config.get(key):
             raise ValueError(f"{folder}: it has {key}; {why}")
+    if config.get("bias") not in (None, "none"):
+        raise ValueError(f"{folder}: its bias is {config['bias']!r}; biases of the model are not changed here")
+    if str(config.get("init_lora_weights")).startswith(_CHANGING):
+        raise ValueError(
+            f"{folder}: its init_lora_weights is {config['init_lora_weights']!r}, which changes the model's weights, too; convert it with "
+            "peft's path_initial_model_for_weight_conversion"
+        )
     tensors = _Tensors(Path(folder) / "adapter_model.safetensors")
     found = {name: stored for stored, name in tensors.under(module).items()}
-    read = _Layer(layer, module, order)
-    scalings = {}
+    read, idle = _Layer(layer, module, order), _Layer(layer, module, order)
+    scalings, has_some = {}, False
     for name in sorted(found):
         if not name.endswith("lora_A.weight"):
             continue
@@ -69,15 +79,19 @@ def from_peft(
         if other not in found:
             raise ValueError(f"{found[name]}: there is no lora_B beside it")
         a, b = tensors.read(found[name]), tensors.read(found[other])
-        rank = read.add(stem, a, b)
-        if rank:
-            scalings[stem] = _scaling(config, f"{module}.{stem}".removesuffix("."), rank)
-    if not scalings:
+        # What adds nothing is checked like the rest, and passed over.
+        rank = idle.add(stem, a, b)
+        scaling = _scaling(config, f"{module}.{stem}".removesuffix("."), rank) if rank else 0.0
+        if scaling and a.any() and b.any():
+            read.add(stem, a, b)
+            scalings[stem] = scaling
+        has_some = has_some or rank > 0
+    if not has_some:
         raise ValueError(f"{folder}: it has nothing for {module}; there are {tensors.examples()}")
     if len(set(scalings.values())) > 1:
         raise ValueError(f"{folder}: projections of {module} are scaled by {sorted(set(scalings.values()))}; one is expected")
     [*experts, of_all] = [(gate, up, down) for gate, up, down in [*read.experts, read.shared]]
-    return Adapter(next(iter(scalings.values())), experts, of_all if any(of_all) else None)
+    return Adapter(next(iter(scalings.values()), 1.0), experts, of_all if any(of_all) else None)
 
 
 class _Layer:
@@ -138,7 +152,8 @@ class _Layer:
 
 def _scaling(config: dict[str, Any], module: str, rank: int) -> float:
     """An adapter's scaling of a module: patterns name modules by how their names end, as peft has it."""
-    alpha = config.get("lora_alpha") or 8
+    alpha = config.get("lora_alpha")
+    alpha = 8 if alpha is None else alpha
     for pattern, own in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             alpha = own

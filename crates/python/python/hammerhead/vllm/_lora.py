@@ -60,7 +60,10 @@ class FusedMoEWithLoRA(fused_moe.FusedMoEWithLoRA):
         self.ranks[index], self.adapters = 0, None
 
     def set_lora(self, index: int, lora_a: Any, lora_b: Any) -> None:
-        rank = max(int(each.shape[1]) for each in lora_a if each is not None)
+        rank = max((int(each.shape[1]) for each in lora_a if each is not None), default=0)
+        if rank == 0:
+            self.reset_lora(index)
+            return
         if rank > MOST_RANK:
             raise NotImplementedError(f"an adapter of hammerhead's experts has rank {rank}, and {MOST_RANK} is the most")
         super().set_lora(index, lora_a, lora_b)
