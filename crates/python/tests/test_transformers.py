@@ -634,6 +634,29 @@ def test_a_budget_is_bytes_or_a_number_with_a_unit():
     assert config().gpu_budget is None and "gpu_budget" not in config(gpu_budget="1GB").to_dict()
 
 
+def test_a_budget_counts_once_what_lies_on_the_gpu_and_says_when_it_is_too_small(monkeypatch):
+    from hammerhead.transformers import _quantizer
+
+    monkeypatch.setattr(_quantizer, "backend_at", lambda place: "cuda" if place == "cuda" else None)
+    layer = loaded(DATA / "modelopt_qwen3_moe").model.layers[1].mlp
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(50, 2, bias=False) for name in ("first", "second", "third", "head", "away")})
+    model["head"].register_buffer("table", torch.zeros(25))
+    model["packed"], model["shared"] = layer, copy.copy(layer)
+
+    def shares(budget, **options):
+        quantizer = _quantizer.NvFp4Quantizer(hammerhead.transformers.NvFp4Config(gpu_budget=budget, **options))
+        quantizer.device_map = {"away": "cpu", "third": "cpu", **dict.fromkeys(("first", "second", "head", "packed", "shared"), "cuda")}
+        quantizer.plan.experts = dict.fromkeys(("first", "second", "third"))
+        return quantizer._shares(model)
+
+    assert isinstance(layer, NvFp4Mlp) and model["shared"].layer is layer.layer
+    beside = 4 * (100 + 25) + layer.layer.packed_bytes
+    assert shares(beside + 1000) == {"first": 500, "second": 500}
+    assert shares(beside + 70, whole_layers=True) == {"second": 14}
+    with pytest.warns(UserWarning, match="gpu_budget is .* GB, and what is no expert takes .* the budget is exceeded"):
+        assert shares(beside - 1) == {"first": 0, "second": 0}
+
+
 def test_where_experts_lie_is_asked_for_with_a_budget():
     config = hammerhead.transformers.NvFp4Config
     for never in (None, False, 0):

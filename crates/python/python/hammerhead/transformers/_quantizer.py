@@ -173,20 +173,34 @@ class NvFp4Quantizer(HfQuantizer):
             model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
 
     def _shares(self, model: Any) -> dict[str, int]:
-        """What layers of experts may take of a GPU's memory, when all other weights lie there; those that are not named
-        go there whole."""
+        """What layers of experts may take of a GPU's memory, when all other tensors that are placed there lie there; those
+        that are not named go there whole."""
         budget: int | None = self.quantization_config.gpu_budget
-        if budget is None or not self.plan.experts:
+        experts = [name for name in self.plan.experts if self._is_on_gpu(name)]
+        if budget is None or not experts:
             return {}
-        # Experts have their parameters still; what else was packed has none.
+        # Experts have their parameters still; what else was packed has none. What is shared is counted once.
         inside = tuple(f"{name}." for name in self.plan.experts)
-        others = {name: parameter for name, parameter in model.named_parameters() if not name.startswith(inside)}
-        beside = packed_bytes(model) + sum(other.numel() * other.element_size() for other in others.values())
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        others = {id(one): one for name, one in named.items() if self._is_on_gpu(name) and not name.startswith(inside)}
+        modules = ((name, module) for name, module in model.named_modules() if isinstance(module, Packed))
+        packed = {id(module.layer): module.layer for name, module in modules if self._is_on_gpu(name)}
+        beside = sum(layer.packed_bytes for layer in packed.values())
+        beside += sum(other.numel() * other.element_size() for other in others.values())
         left = max(0, budget - beside)
+        if beside > budget:
+            warnings.warn(
+                f"hammerhead: gpu_budget is {budget / 1e9:.3f} GB, and what is no expert takes {beside / 1e9:.3f} GB of the GPU: the budget is exceeded, and "
+                f"all experts are the processor's; give more than {beside / 1e9:.3f} GB",
+                stacklevel=2,
+            )
         if not self.quantization_config.whole_layers:
-            return dict.fromkeys(self.plan.experts, left // len(self.plan.experts))
-        sizes = {name: sum(part.numel() for part in model.get_submodule(name).parameters()) for name in self.plan.experts}
+            return dict.fromkeys(experts, left // len(experts))
+        sizes = {name: sum(part.numel() for part in model.get_submodule(name).parameters()) for name in experts}
         return shared_in_order(sizes, left)
+
+    def _is_on_gpu(self, name: str) -> bool:
+        return backend_at(place_of(name, self.device_map)) is not None
 
     def _expanded_names(self) -> list[str]:
         return [target for origin in self.plan.expanded for target in origin.targets]
