@@ -297,6 +297,12 @@ impl Checkpoint {
                     format!("it has neither a bias nor a {TABLE}, so that nothing tells which experts it chooses");
                 self.refuse(&stem, problem, "fetch the missing part, or look in the other shards")
             }
+            // GGUF leaves out a correction that a model does not have; elsewhere one that is missing is lost.
+            None if score == Score::Sigmoid && correction.is_none() && self.store.first_gguf().is_none() => {
+                let problem =
+                    format!("it has no {CORRECTION}_bias, which tells with its scores which experts it chooses");
+                self.refuse(&stem, problem, "fetch the missing part, or look in the other shards")
+            }
             _ => Ok(Some(Router { weight, bias, correction, table, rule })),
         }
     }

@@ -325,6 +325,7 @@ fn what_does_not_fit_is_refused_by_name() {
         },
         &["mlp.gate.weight", "[3, 32]", "2 experts"],
     );
+    refused(&|tensors| drop(tensors, "e_score_correction_bias"), &["mlp.gate", "no e_score_correction_bias"]);
     refused(
         &|tensors| tensors.push(counted(&format!("{layer}.experts.0.up_proj.bias"), &[N + 1])),
         &["up_proj.bias", "[17]", "16 rows"],
