@@ -25,13 +25,14 @@ const GPT_OSS: [&str; 4] = ["gpt_oss", "minimax_m3_vl", "minimax_m3_vl_text", "m
 /// Kinds whose gate is limited; loaders do not agree at which number where none is declared.
 const LIMITED: [&str; 5] = ["deepseek_v4", "deepseek_v41", "glm5_next", "glm5_next_text", "hy_v4"];
 /// How the names of kinds begin whose activation is SiLU where none is declared.
-const SILU: [&str; 14] = [
+const SILU: [&str; 15] = [
     "deepseek",
     "ernie4_5",
     "exaone",
     "glm",
     "granite",
     "kimi",
+    "lfm",
     "llama",
     "minimax",
     "ministral",

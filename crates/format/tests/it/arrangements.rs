@@ -273,6 +273,7 @@ fn gates_are_known_from_the_configuration() {
         // Models of several kinds of input may leave out of their text's configuration what its class has by default.
         (r#"{"text_config":{"model_type":"gemma3_text"}}"#, GateFunction::GeluTanh),
         (r#"{"text_config":{"model_type":"llama"}}"#, GateFunction::Silu),
+        (r#"{"model_type":"lfm2_moe"}"#, GateFunction::Silu),
         (r#"{"text_config":{"model_type":"minimax_m3_vl_text"}}"#, GateFunction::GptOss { clamp: 7.0 }),
         (r#"{"model_type":"deepseek_v4"}"#, GateFunction::Other("silu with a limit that is not declared".to_owned())),
         (
