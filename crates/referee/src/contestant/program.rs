@@ -84,6 +84,17 @@ impl Program {
         self.started().iter().map(Path::new).filter(|path| path.starts_with(workshop.folder())).all(Path::exists)
     }
 
+    /// Refuses what a build has linked to the files of others.
+    fn keep_to_its_own(&self) -> Result<(), Fault> {
+        let stray = self.built.as_ref().and_then(|workshop| workshop.stray(&self.command, &self.limits.readable));
+        match stray {
+            Some(what) => {
+                Err(Fault::Tampering { what: format!("what is not its own: {what}; have its build copy it") })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// What starts it, from where it was built.
     fn started(&self) -> Vec<String> {
         self.built.as_ref().map_or_else(|| self.command.clone(), |workshop| workshop.moved(&self.command))
@@ -124,7 +135,7 @@ impl Program {
         match status {
             Some(status) if status.success() => {
                 self.built = workshop;
-                Ok(())
+                self.keep_to_its_own()
             }
             Some(status) => Err(Fault::Build { reason: format!("{status}{}", last_words(&words)) }),
             None => Err(Fault::Hang { stage: Stage::Build, seconds: self.limits.build_seconds }),
@@ -292,6 +303,7 @@ impl Process {
         let failed_io = |error: io::Error| failed(error.to_string());
         let started = program.started();
         let (path, arguments) = started.split_first().ok_or_else(|| failed("its command is empty".to_owned()))?;
+        program.keep_to_its_own()?;
         if program.sealed.as_ref().is_some_and(|sealed| *sealed != program.digest()) {
             let others = "its program: the files are not those that were examined";
             let what = match program.built {

@@ -5,19 +5,22 @@
 //! from there. The copy is made anew for each referee, under a name that follows from what is built: compilers write
 //! the name of their folder into what they make, and a champion is known by its bytes.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use super::fence::find_program;
 use super::seal::folder_of;
 use crate::digits::hex;
 
 /// What a folder may hold that is copied.
 const MOST_BYTES: u64 = 1 << 30;
 const MOST_FILES: u64 = 20_000;
+/// Where programs of everyone lie, and nothing else: a build may make a link to an interpreter.
+const EVERYONES: [&str; 3] = ["/usr", "/opt", "/nix/store"];
 /// Copies of the same name that may be in use by other referees.
 const MOST_COPIES: usize = 64;
 
@@ -26,6 +29,8 @@ const MOST_COPIES: usize = 64;
 pub struct Workshop {
     original: PathBuf,
     copy: PathBuf,
+    /// Where commands led beyond the copy before anything was built: interpreters, and links that came with it.
+    beyond: Vec<PathBuf>,
     /// Bytes of the disk that it took at first.
     copied: u64,
     /// Held for as long as the copy is in use.
@@ -48,13 +53,39 @@ impl Workshop {
             name.update(word);
         }
         let (copy, lock) = reserve(&hex(&name.finalize())[..16])?;
-        let mut workshop = Self { original, copy, copied: 0, _lock: lock };
+        let copy = copy.canonicalize()?;
+        let mut workshop = Self { original, copy, beyond: Vec::new(), copied: 0, _lock: lock };
         let mut room = Room { of: workshop.original.clone(), bytes: MOST_BYTES, files: MOST_FILES };
         room.copy(&workshop.original, &workshop.copy)?;
         let mut all = Room { of: PathBuf::new(), bytes: u64::MAX, files: u64::MAX };
         all.count(&workshop.copy);
         workshop.copied = u64::MAX - all.bytes;
+        let interpreters = [command, build].into_iter().filter_map(|words| find_program(words.first()?));
+        let named = [command, build].into_iter().flat_map(|words| workshop.moved(words)).map(PathBuf::from);
+        let real = interpreters.chain(named).filter_map(|path| path.canonicalize().ok());
+        workshop.beyond = real.filter(|path| !path.starts_with(&workshop.copy)).collect();
         Ok(Some(workshop))
+    }
+
+    /// What a command names in the copy and is not the contestant's own, because its build made a link to what others
+    /// keep. Whoever starts a file may read what lies beside it, and is known by its bytes.
+    pub(super) fn stray(&self, command: &[String], readable: &[PathBuf]) -> Option<String> {
+        let places = EVERYONES.map(PathBuf::from);
+        let places: Vec<PathBuf> =
+            places.iter().chain(readable).filter_map(|place| place.canonicalize().ok()).collect();
+        let stray = |path: PathBuf| {
+            let real = path.canonicalize().ok()?;
+            let about = real.metadata().ok()?;
+            let known = || self.beyond.contains(&real) || places.iter().any(|place| real.starts_with(place));
+            if !real.starts_with(&self.copy) {
+                (!known()).then(|| format!("{} is a link to {}", path.display(), real.display()))
+            } else {
+                let shared = about.is_file() && about.nlink() > names(&self.copy, (about.dev(), about.ino()));
+                shared.then(|| format!("{} has another name outside of its folder", path.display()))
+            }
+        };
+        let named = self.moved(command).into_iter().map(PathBuf::from);
+        named.filter(|path| path.starts_with(&self.copy)).find_map(stray)
     }
 
     /// The copy.
@@ -96,6 +127,16 @@ impl Drop for Workshop {
     fn drop(&mut self) {
         remove(&self.copy);
     }
+}
+
+/// How many names a file, by device and number, has in a folder.
+fn names(folder: &Path, file: (u64, u64)) -> u64 {
+    let named = |entry: DirEntry| match entry.metadata() {
+        Ok(about) if about.is_dir() => names(&entry.path(), file),
+        Ok(about) => u64::from((about.dev(), about.ino()) == file),
+        Err(_) => 0,
+    };
+    fs::read_dir(folder).into_iter().flatten().flatten().map(named).sum()
 }
 
 /// Takes away a copy, and last its lock, which the caller holds.
@@ -235,6 +276,37 @@ mod tests {
         drop(first);
         assert!(!before.exists());
         assert_eq!(Workshop::new(&command, &[]).unwrap().unwrap().folder(), before);
+    }
+
+    #[test]
+    fn what_a_command_names_in_the_copy_is_a_file_of_the_copy_or_was_elsewhere_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        for name in ["mine/kernel", "mine/library", "interpreter", "theirs"] {
+            fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+            fs::write(root.join(name), name).unwrap();
+        }
+        symlink(root.join("interpreter"), root.join("mine/python")).unwrap();
+        let command = ["python", "kernel", "library"].map(|name| root.join("mine").join(name).display().to_string());
+        let workshop = Workshop::new(&command, &[]).unwrap().unwrap();
+        let [kernel, library] = ["kernel", "library"].map(|name| workshop.folder().join(name));
+        let stray = |readable: &[PathBuf]| workshop.stray(&command, readable);
+        assert_eq!(stray(&[]), None, "the interpreter was elsewhere before");
+        fs::hard_link(&kernel, workshop.folder().join("again")).unwrap();
+        assert_eq!(stray(&[]), None, "two names in the copy are its own");
+        fs::remove_file(&library).unwrap();
+        fs::hard_link(root.join("theirs"), &library).unwrap();
+        assert!(stray(&[]).unwrap().contains("library has another name outside"));
+        for target in ["../theirs", "theirs", "mine/library"].map(|name| root.join(name)) {
+            fs::remove_file(&library).unwrap();
+            symlink(&target, &library).unwrap();
+            let found = stray(&[]);
+            assert_eq!(found.is_some(), target.exists(), "{found:?}");
+        }
+        assert_eq!(stray(&[root.join("mine")]), None, "the season allows it");
+        fs::remove_file(&library).unwrap();
+        symlink("/usr/bin/env", &library).unwrap();
+        assert_eq!(stray(&[]), None, "a program of everyone's");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::rc::Rc;
@@ -180,6 +180,48 @@ fn a_build_writes_to_a_copy_and_so_changes_nothing_of_others_and_a_run_writes_no
     assert!(!folder.path().join("built").exists());
     let fault = program.start().err().map(|fault| fault.to_string()).unwrap_or_default();
     assert!(fault.contains("its last words: here"), "it runs from where it was built: {fault}");
+}
+
+#[test]
+fn what_a_build_links_to_others_is_refused_after_it_and_before_every_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    let (kernel, victim) = (root.join("mine/links.sh"), root.join("theirs/kernel.sh"));
+    for path in [&kernel, &victim] {
+        fs::create_dir(path.parent().unwrap()).unwrap();
+        fs::write(path, "#!/bin/sh\necho own >&2; exit 3\n").unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let built = |script: &str| {
+        let build = ["sh", "-c", script].map(str::to_owned).to_vec();
+        let command = vec![kernel.display().to_string()];
+        let mut program = Program { build, ..Program::new("links", command, crate::common::limits()) };
+        program.build().map(|()| program)
+    };
+    let theirs = victim.display();
+    // The last one never ends for whoever reads it: it is refused before its digest is taken.
+    for target in [victim.as_path(), Path::new("/etc/shadow"), Path::new("/proc/kmsg")] {
+        let refused = built(&format!("ln -sf {} links.sh", target.display())).err();
+        let named = |what: &str| what.contains(&format!("links.sh is a link to {}", target.display()));
+        assert!(matches!(&refused, Some(Fault::Tampering { what }) if named(what)), "{target:?}: {refused:?}");
+    }
+    let by_its_folder = built(&format!("ln -s {} sub && ln -sf sub/kernel.sh links.sh", root.join("theirs").display()));
+    assert!(matches!(by_its_folder.err(), Some(Fault::Tampering { .. })));
+    // Behind the fence nobody makes another name for a file of others; what was one's own still is.
+    let hard = built(&format!("ln {theirs} other && mv -f other links.sh; ln links.sh again; true")).unwrap();
+    let own = built("mv links.sh real; ln -s real links.sh").unwrap();
+    for program in [&hard, &own] {
+        assert!(matches!(program.start().err(), Some(Fault::Crash { words, .. }) if words.contains("own")));
+    }
+    let copies =
+        std::env::temp_dir().join(format!("hammerhead-tank-builds-{}", fs::metadata("/proc/self").unwrap().uid()));
+    let links: Vec<_> = fs::read_dir(copies).unwrap().map(|copy| copy.unwrap().path().join("links.sh")).collect();
+    for link in links.iter().filter(|link| fs::read_link(link).is_ok_and(|to| to == Path::new("real"))) {
+        fs::remove_file(link).unwrap();
+        std::os::unix::fs::symlink(&victim, link).unwrap();
+    }
+    let later = own.start().err();
+    assert!(matches!(&later, Some(Fault::Tampering { what }) if what.contains("theirs/kernel.sh")), "{later:?}");
 }
 
 #[test]
