@@ -87,7 +87,7 @@ pub(super) trait Memory {
 pub(super) struct Unnamed {
     name: &'static str,
     file: File,
-    /// What the contestant is given, for reading only where that is all it may do.
+    /// What the contestant is given ([`lendable`]), for reading only where that is all it may do.
     lent: File,
     /// The room that was made.
     bytes: u64,
@@ -99,11 +99,8 @@ impl Unnamed {
         let file = anonymous(name).map_err(failed)?;
         // Its owner could change this back; what was changed is found by comparing.
         file.set_permissions(Permissions::from_mode(if writable { 0o600 } else { 0o400 })).map_err(failed)?;
-        let lent = match writable {
-            true => file.try_clone(),
-            false => File::open(path_of(&file)),
-        };
-        Ok(Self { name, file, lent: lent.map_err(failed)?, bytes: 0 })
+        let lent = lendable(&file, writable).map_err(failed)?;
+        Ok(Self { name, file, lent, bytes: 0 })
     }
 }
 
@@ -299,8 +296,40 @@ fn anonymous(name: &str) -> io::Result<File> {
     tempfile::tempfile()
 }
 
+/// A file opened once more, for others: flags and an offset belong to what was opened, and whoever inherits that may
+/// set them. Were it the referee's own, `O_APPEND` would send what it writes to the file's end, wherever it belongs.
+pub(super) fn lendable(file: &File, writable: bool) -> io::Result<File> {
+    File::options().read(true).write(writable).open(path_of(file))
+}
+
 /// By which path whoever holds a file open can open it again.
 pub(super) fn path_of(file: &File) -> PathBuf {
     let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
     Path::new(folder).join(file.as_raw_fd().to_string())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_and_offsets_of_what_is_lent_are_not_the_referees() {
+        let mut memory = Unnamed::create("outputs", true).unwrap();
+        memory.make_room(8192).unwrap();
+        let lent = memory.lent().unwrap().try_clone().unwrap();
+        for flags in [libc::O_APPEND, libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_ASYNC] {
+            // SAFETY: plain system calls on a descriptor that is open. Some kernels refuse some of these flags.
+            unsafe {
+                libc::fcntl(lent.as_raw_fd(), libc::F_SETFL, flags);
+                libc::lseek(lent.as_raw_fd(), 4096, libc::SEEK_SET);
+            }
+            memory.fill(16, 32, 0xFF).unwrap();
+            memory.write(0, b"numbers").unwrap();
+            assert_eq!(memory.read(0, 7).unwrap().unwrap(), b"numbers");
+            assert_eq!(memory.read(16, 32).unwrap().unwrap(), [0xFF; 32]);
+            assert_eq!(lent.metadata().unwrap().len(), 8192, "something went to the end");
+        }
+        let read_only = Unnamed::create("inputs", false).unwrap();
+        assert!(read_only.lent().unwrap().write_at(b"mine", 0).is_err());
+    }
 }

@@ -20,6 +20,7 @@ use tempfile::TempDir;
 use super::fence::{self, Fence, Guard, Rules, Stillness};
 use super::latch::Passed;
 use super::lot::Tensors;
+use super::memory::lendable;
 use super::protocol::{Answer, Job, Request, Residence, VERSION, line, understand};
 use super::seal;
 use super::turns::{Accounts, Queued};
@@ -147,7 +148,8 @@ impl Program {
         let failed = |error: io::Error| Fault::Build { reason: error.to_string() };
         let build = workshop.map_or_else(|| self.build.clone(), |workshop| workshop.moved(&self.build));
         let (program, arguments) = build.split_first().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
-        let both = || words.try_clone().map(Stdio::from).map_err(failed);
+        let said = lendable(words, true).map_err(failed)?;
+        let both = || said.try_clone().map(Stdio::from).map_err(failed);
         let scratch = TempDir::new().map_err(failed)?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(both()?).stderr(both()?);
@@ -316,7 +318,7 @@ impl Process {
         let scratch = TempDir::new().map_err(failed_io)?;
         let tensors = Tensors::new().map_err(|error| failed(error.to_string()))?;
         let mut command = Command::new(fence::find_program(path).unwrap_or_else(|| path.into()));
-        let stderr = words.try_clone().map_err(failed_io)?;
+        let stderr = lendable(&words, true).map_err(failed_io)?;
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
         program.dress(&mut command, &scratch);
         let fence = program.fence(&started, Vec::new(), &scratch);

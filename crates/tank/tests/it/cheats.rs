@@ -66,6 +66,11 @@ fn a_shortened_file_does_not_kill_the_referee() {
 }
 
 #[test]
+fn flags_that_are_set_on_an_inherited_file_keep_no_poison_away() {
+    assert!(wrong("appending").contains("never written"));
+}
+
+#[test]
 fn a_replay_by_place_fails_because_the_places_stay_and_the_numbers_change() {
     assert!(wrong("by-place").contains("should be"));
 }

@@ -79,6 +79,15 @@ fn a_program_that_does_not_build_says_why() {
 }
 
 #[test]
+fn last_words_are_quoted_whatever_flags_a_contestant_sets_on_its_standard_error() {
+    // What is read from a file with this flag has to be aligned, and last words are not.
+    let script = "import fcntl, os; os.write(2, b'farewell'); fcntl.fcntl(2, fcntl.F_SETFL, os.O_DIRECT); os._exit(3)";
+    let command = ["python3", "-c", script].map(str::to_owned).to_vec();
+    let fault = Program::new("mute", command, crate::common::limits()).start().err();
+    assert!(matches!(&fault, Some(Fault::Crash { words, .. }) if words.contains("farewell")), "{fault:?}");
+}
+
+#[test]
 fn whoever_takes_long_for_every_answer_takes_too_long() {
     // It takes 30 ms for each job.
     let mut slow = cheat("patched-clock");
