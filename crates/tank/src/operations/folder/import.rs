@@ -10,13 +10,15 @@
 //! Only files of the problem's own folder are read, and Python files right beside it, where tasks of one collection
 //! share some: a problem comes from anyone, and what is copied contestants can read.
 
-use std::collections::BTreeMap;
+mod definition;
+
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use self::definition::{Definition, Refused};
 use super::yaml::{self, Item};
 use super::{Given, Sizes};
 use crate::operations::{EXAMPLE_RUN, example_pitch};
@@ -149,28 +151,28 @@ impl Imported {
             let remedy = "write it as FlashInfer-Bench and SOL-ExecBench do".to_owned();
             Error::Written { path: folder.join(name), line, problem, remedy }
         };
-        let about: Definition = serde_json::from_slice(&found.files[0].1)
-            .map_err(|error| refuse(definition, error.line(), error.to_string()))?;
-        if let Some((tensor, kind)) = about.untyped() {
-            let problem = format!("{tensor} has the type {kind}, which torch has no numbers of");
-            let text = String::from_utf8_lossy(&found.files[0].1);
-            let line = text.lines().position(|line| line.contains(kind)).map_or(1, |before| before + 1);
-            let remedy = "write what it is stored in, two codes to a byte: uint8, and half the last size".to_owned();
-            return Err(Error::Written { path: folder.join(definition), line, problem, remedy });
-        }
+        let text = String::from_utf8_lossy(&found.files[0].1).into_owned();
+        let about: Value =
+            serde_json::from_str(&text).map_err(|error| refuse(definition, error.line(), error.to_string()))?;
+        let about = Definition::read(&about).map_err(|Refused { problem, key }| {
+            let line = text.lines().position(|line| line.contains(&format!("{key:?}"))).map_or(1, |before| before + 1);
+            let packed =
+                "; write what numbers of four bits are stored in, two to a byte: uint8, and half the last size";
+            refuse(definition, line, problem + if key.contains("float4") { packed } else { "" })
+        })?;
         let text = String::from_utf8_lossy(&found.files[1].1).into_owned();
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         for (index, (line, text)) in lines.enumerate() {
-            let workload: Line =
+            let read: Value =
                 serde_json::from_str(text).map_err(|error| refuse(workloads, line + 1, error.to_string()))?;
-            let workload = workload.workload.unwrap_or(Workload { axes: workload.axes, inputs: workload.inputs });
-            let mut sizes: Sizes =
-                workload.axes.iter().map(|(name, size)| (name.clone(), Given::Whole(*size))).collect();
+            let (axes, files) =
+                about.workload(&read).map_err(|Refused { problem, .. }| refuse(workloads, line + 1, problem))?;
+            let mut sizes: Sizes = axes.into_iter().map(|(name, size)| (name, Given::Whole(size))).collect();
             sizes.insert("workload".to_owned(), Given::Whole(index as i64));
             found.benchmarks.push(sizes);
-            for path in workload.inputs.values().filter_map(|input| input.get("path")?.as_str()) {
-                if !found.has(path) {
-                    found.take(folder, path, path)?;
+            for path in files {
+                if !found.has(&path) {
+                    found.take(folder, &path, &path)?;
                 }
             }
         }
@@ -398,44 +400,6 @@ impl Task {
     }
 }
 
-/// What is read of a definition; the rest is for the program that computes with it.
-#[derive(Deserialize)]
-struct Definition {
-    name: String,
-    #[serde(default)]
-    inputs: BTreeMap<String, Value>,
-    #[serde(default)]
-    outputs: BTreeMap<String, Value>,
-}
-
-impl Definition {
-    /// A tensor of numbers of four bits, and what it calls them: torch has pairs of them alone.
-    fn untyped(&self) -> Option<(&str, &str)> {
-        let mut kinds = self
-            .inputs
-            .iter()
-            .chain(&self.outputs)
-            .filter_map(|(name, spec)| Some((name.as_str(), spec.get("dtype")?.as_str()?)));
-        kinds.find(|(_, kind)| kind.trim_start_matches("torch.").starts_with("float4") && !kind.ends_with("_x2"))
-    }
-}
-
-/// A line of workloads: a workload, or a trace that holds one.
-#[derive(Deserialize)]
-struct Line {
-    workload: Option<Workload>,
-    #[serde(default)]
-    axes: BTreeMap<String, i64>,
-    #[serde(default)]
-    inputs: BTreeMap<String, Value>,
-}
-
-#[derive(Deserialize)]
-struct Workload {
-    axes: BTreeMap<String, i64>,
-    inputs: BTreeMap<String, Value>,
-}
-
 #[derive(Deserialize)]
 struct Solution {
     name: String,
@@ -655,12 +619,10 @@ mod tests {
     #[test]
     fn numbers_that_torch_does_not_have_are_refused_where_they_stand() {
         let of = |kind: &str| {
-            let definition = DEFINITION.replace(
-                r#""inputs": {}"#,
-                &format!("\n\"inputs\": {{\"w\": {{\"shape\": [\"k\"], \"dtype\": \"{kind}\"}}}}"),
-            );
+            let outputs = format!("\n\"outputs\": {{\"w\": {{\"shape\": [\"k\"], \"dtype\": \"{kind}\"}}}}");
+            let definition = DEFINITION.replace(r#""outputs": {}"#, &outputs);
             let folder =
-                folder(&[("definition.json", &definition), ("workload.jsonl", r#"{"axes": {}, "inputs": {}}"#)]);
+                folder(&[("definition.json", &definition), ("workload.jsonl", r#"{"axes": {"n": 1}, "inputs": {}}"#)]);
             Imported::read(folder.path(), None).map(drop).map_err(|error| error.to_string())
         };
         let refused = of("float4_e2m1").unwrap_err();
@@ -700,7 +662,7 @@ mod tests {
         }
     }
 
-    const DEFINITION: &str = r#"{"name": "scaled", "axes": {"n": {"type": "var"}, "k": {"type": "const", "value": 4}}, "inputs": {}, "outputs": {}, "reference": ""}"#;
+    const DEFINITION: &str = r#"{"name": "scaled", "axes": {"n": {"type": "var"}, "k": {"type": "const", "value": 4}}, "inputs": {"x": {"shape": ["n"], "dtype": "float32"}}, "outputs": {}, "reference": ""}"#;
 
     #[test]
     fn workloads_become_problems_and_solutions_that_can_be_run_submissions() {
@@ -737,6 +699,45 @@ mod tests {
         assert!(Imported::read(one.path(), None).unwrap_err().to_string().contains("outside of its folder"));
         fs::write(one.path().join("workload.jsonl"), "{\"axes\": 3}").unwrap();
         assert!(Imported::read(one.path(), None).unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn what_is_not_known_of_definitions_and_workloads_is_refused_by_its_name() {
+        let workload = r#"{"workload": {"uuid": "a", "axes": {"n": 3}, "inputs": {"x": {"type": "random"}}, "tolerance": {"max_atol": 1e-3, "max_error_cap": null}}}"#;
+        let of = |definition: &str, workload: &str| {
+            let folder = folder(&[("definition.json", definition), ("workload.jsonl", workload)]);
+            Imported::read(folder.path(), None).map(drop).map_err(|error| error.to_string()).err().unwrap_or_default()
+        };
+        assert_eq!(of(DEFINITION, workload), "");
+        for (old, new, expected) in [
+            (r#""type": "random""#, r#""type": "ragged""#, r#"the input x is of the type "ragged""#),
+            (r#"{"type": "random"}"#, "{}", "and only random, scalar, safetensors, custom are known"),
+            (r#"{"type": "random"}"#, r#"{"type": "random", "std": 3}"#, "the input x has the field std"),
+            (r#"{"type": "random"}"#, r#"{"type": "scalar"}"#, "the input x is of the type scalar, and says no value"),
+            (r#"{"type": "random"}"#, r#"{"type": "custom"}"#, "no custom_inputs_entrypoint"),
+            (r#""x""#, r#""z""#, "there is no input z"),
+            (r#""n": 3"#, r#""n": 3.5"#, "the axis n is 3.5"),
+            (r#""n": 3"#, r#""n": 3, "k": 5"#, "the axis k is 5"),
+            (r#""n": 3"#, "", "the axis n is given no size"),
+            (r#""uuid": "a""#, r#""layout": "a""#, "the workload has the field layout"),
+            ("max_atol", "max_ulp", "its tolerance has the field max_ulp"),
+            (r#"{"workload""#, r#"{"definition": "other", "workload""#, r#"is of the definition "other""#),
+            (r#"{"workload""#, r#"{"world_size": 8, "workload""#, "the line has the field world_size"),
+        ] {
+            let found = of(DEFINITION, &workload.replace(old, new));
+            assert!(found.contains(expected) && found.contains("workload.jsonl"), "{expected}: {found}");
+        }
+        for (old, new, expected) in [
+            (r#""name""#, r#""mesh": 8, "name""#, "the definition has the field mesh"),
+            (r#""type": "var""#, r#""type": "sum""#, r#"the axis n is of the type "sum""#),
+            (r#", "value": 4"#, "", "the axis k is of the type const, and says no value"),
+            (r#"["n"]"#, r#"["n", "3", "h"]"#, r#"the shape of x has "h", which is no axis"#),
+            (r#""shape": ["n"]"#, r#""shape": ["n"], "strides": [2]"#, "x has the field strides"),
+            ("float32", "posit16", "x has the type posit16"),
+        ] {
+            let found = of(&DEFINITION.replace(old, new), workload);
+            assert!(found.contains(expected) && found.contains("definition.json"), "{expected}: {found}");
+        }
     }
 
     /// As the published traces of FlashInfer-Bench lie in their folder.
