@@ -305,6 +305,9 @@ fn a_community_task_wants_an_interpreter_that_has_torch() {
     let imported = || output(folder, &["import", "task", "--into", "op", "--python", "echo"]);
     assert_refused(&imported(), &["cannot read", "task/reference.py"]);
     fs::write(folder.join("task/reference.py"), "").unwrap();
+    assert_refused(&imported(), &["it has no generate_input", "only its own runner"]);
+    let reference = "generate_input = len\nref_kernel = len\ncheck_implementation = len\n";
+    fs::write(folder.join("task/reference.py"), reference).unwrap();
     let refused = output(folder, &["import", "task", "--into", "op", "--python", "false"]);
     assert_refused(&refused, &["\"false\" cannot import torch", "--python"]);
     let listed =

@@ -10,6 +10,7 @@
 //! Only files of the problem's own folder are read, and Python files right beside it, where tasks of one collection
 //! share some: a problem comes from anyone, and what is copied contestants can read.
 
+mod contract;
 mod definition;
 
 use std::fs;
@@ -29,6 +30,9 @@ const BASELINE: &str = "baseline_submission.py";
 
 /// What compiles a solution in C++ or CUDA, once, before it is examined.
 const COMPILER: &str = "compiled.py";
+
+/// What plays a task elsewhere.
+const RUNNER: &str = "eval.py";
 
 /// What every imported operation has beside the problem's own files.
 const FILES: [(&str, &str); 10] = [
@@ -129,12 +133,29 @@ impl Imported {
         }
         for (name, source) in &task.files {
             // The runner that a task names is the community's; here the referee runs it.
-            if name != "eval.py" {
+            if name != RUNNER {
                 found.take(folder, name, source)?;
+            } else if let Ok(text) = fs::read_to_string(folder.join(source))
+                && let Some(missing) = contract::OF_RUNNER.iter().find(|function| !text.contains(**function))
+            {
+                let why = format!("its runner {source} does not call {missing}, so that only that can play it");
+                return Err(unplayable(folder, why));
             }
         }
         if !found.has("reference.py") {
             found.take(folder, "reference.py", "reference.py")?;
+        }
+        let text = |name: &str| found.files.iter().find(|(known, _)| known == name).map(|(_, bytes)| bytes.as_slice());
+        let reference = String::from_utf8_lossy(text("reference.py").unwrap_or_default()).into_owned();
+        if let Some(why) = contract::refusal(&reference, &contract::OF_TASK) {
+            return Err(unplayable(folder, why));
+        }
+        for sizes in found.tests.iter().chain(&found.benchmarks) {
+            let given = |name: &str| name == "seed" || sizes.contains_key(name);
+            if let Some(name) = contract::not_given(&reference, "generate_input", given) {
+                let why = format!("its generate_input asks for {name}, which no problem tells: its own runner does");
+                return Err(unplayable(folder, why));
+            }
         }
         if found.has("submission.py") {
             found.submissions.push(("submission".to_owned(), "submission.py".to_owned()));
@@ -226,6 +247,18 @@ impl Imported {
     /// KernelBench's format. Its shapes are its own, so that it is one problem.
     fn of_module(path: &Path) -> Result<Self> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let text = String::from_utf8_lossy(&read(path)?).into_owned();
+        let model = (!is_module(path)).then(|| "it has no class Model, or no get_inputs".to_owned());
+        let asked = || {
+            let mut functions = contract::OF_MODULE.into_iter();
+            functions.find_map(|function| Some((function, contract::not_given(&text, function, |_| false)?)))
+        };
+        let why = model.or_else(|| contract::refusal(&text, &contract::OF_MODULE)).or_else(|| {
+            asked().map(|(function, name)| format!("its {function} asks for {name}, which its own runner tells"))
+        });
+        if let Some(why) = why {
+            return Err(unplayable(path, why));
+        }
         let sizes: Sizes = [("case".to_owned(), Given::Whole(0))].into();
         let files =
             vec![("problem.py".to_owned(), read(path)?), ("reference.py".to_owned(), OF_MODULE.as_bytes().to_vec())];
@@ -366,6 +399,12 @@ impl Imported {
     }
 }
 
+/// Refuses a problem that the referee cannot play.
+fn unplayable(what: &Path, why: String) -> Error {
+    let remedy = "play it with its own runner, or write an operation for one GPU (docs/operations.md)".to_owned();
+    Error::Rules { what: what.display().to_string(), problem: why, remedy }
+}
+
 /// What `task.yml` lists.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Task {
@@ -393,10 +432,37 @@ impl Task {
         };
         let files = yaml::list(&text, "files").into_iter().filter_map(|(_, item)| file(&item.ok()?)).collect();
         let task = Self { files, tests: problems("tests")?, benchmarks: problems("benchmarks")? };
+        if let Some(why) = task.refusal(&text) {
+            return Err(unplayable(path, why));
+        }
         if task.benchmarks.is_empty() && task.tests.is_empty() {
             return Err(refuse(1, "it lists neither tests nor benchmarks".to_owned()));
         }
         Ok(task)
+    }
+
+    /// Why it cannot be played here, by what `task.yml` says of its runner and its GPUs.
+    fn refusal(&self, text: &str) -> Option<String> {
+        let told = |key: &str| yaml::list(text, key).into_iter().filter_map(|(_, item)| item.ok());
+        let several = |gpu: &Value| {
+            let count: u32 = gpu.as_str()?.rsplit_once('x')?.1.parse().ok()?;
+            (2..=72).contains(&count).then(|| format!("gpus: {gpu}"))
+        };
+        let ranks = self.tests.iter().chain(&self.benchmarks).find_map(|sizes| {
+            let known = ["world_size", "num_gpus", "n_gpus"].into_iter();
+            known.filter_map(|name| Some((name, sizes.get(name)?))).find(|(_, count)| **count != Given::Whole(1))
+        });
+        let multi = told("multi_gpu").any(|flag| flag == Value::Bool(true)).then(|| "multi_gpu: true".to_owned());
+        let ranks = || ranks.map(|(name, count)| format!("{name}: {count}"));
+        if let Some(what) = multi.or_else(ranks).or_else(|| told("gpus").find_map(|gpu| several(&gpu))) {
+            return Some(format!("it computes on several GPUs ({what}), and a contestant has one"));
+        }
+        if let Some(language) = told("lang").find(|language| language != "py") {
+            return Some(format!("it is in the language {language}, whose own runner alone can play it"));
+        }
+        let inline = || told("config").find_map(|config| Some(config.get("main")?.as_str()?.to_owned()));
+        let main = yaml::word(text, "config", "main").or_else(inline).filter(|main| main != RUNNER);
+        main.map(|main| format!("its runner is {main}, and not {RUNNER}, in whose place the referee can call it"))
     }
 }
 
@@ -546,6 +612,9 @@ mod tests {
     const TASK: &str = "# name: vectoradd\nfiles:\n  - {\"name\": \"submission.py\", \"source\": \"@SUBMISSION@\"}\n  - {\"name\": \"utils.py\", \"source\": \"../utils.py\"}\nlang: \"py\"\ndescription: |\n  Add.\n\n  tests: none\n\n\
         config:\n  main: \"eval.py\"\n\ntests:\n  - {\"size\": 127, \"seed\": 4242}\n  - {\"size\": 128, \"seed\": 5236}\n\nbenchmarks:\n  - {\"size\": 1024, \"seed\": 31232}\n";
 
+    const REFERENCE: &str = "from utils import make_match\ndef generate_input(n: int, seed: int, shape=(1, 2)):\n    pass\n\
+        def ref_kernel(data):\n    pass\ncheck_implementation = make_match(ref_kernel)\n";
+
     fn read(text: &str) -> Result<Task> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("task.yml");
@@ -610,7 +679,7 @@ mod tests {
     fn benchmarks_that_differ_in_their_seed_alone_are_one_problem() {
         let task =
             "benchmarks:\n  - {\"n\": 1, \"seed\": 1}\n  - {\"n\": 2, \"seed\": 1}\n  - {\"n\": 1, \"seed\": 2}\n";
-        let folder = folder(&[("task.yml", task), ("reference.py", "")]);
+        let folder = folder(&[("task.yml", task), ("reference.py", REFERENCE)]);
         let found = Imported::read(folder.path(), None).unwrap();
         assert_eq!(found.benchmarks.len(), 2);
         assert!(found.remarks[0].starts_with("1 of its benchmarks"), "{:?}", found.remarks);
@@ -646,8 +715,12 @@ mod tests {
         let task = |source: &str| {
             format!("files:\n  - {{\"name\": \"utils.py\", \"source\": \"{source}\"}}\ntests:\n  - {{\"n\": 1}}\n")
         };
-        let folder =
-            folder(&[("utils.py", "shared"), ("key.txt", "secret"), ("task/reference.py", ""), ("task/in/u.py", "")]);
+        let folder = folder(&[
+            ("utils.py", "shared"),
+            ("key.txt", "secret"),
+            ("task/reference.py", REFERENCE),
+            ("task/in/u.py", ""),
+        ]);
         std::os::unix::fs::symlink(folder.path().join("key.txt"), folder.path().join("task/link.py")).unwrap();
         let taken = |source: &str| {
             fs::write(folder.path().join("task/task.yml"), task(source)).unwrap();
@@ -770,7 +843,7 @@ mod tests {
 
     #[test]
     fn a_module_is_one_problem_and_several_have_to_be_told_apart() {
-        let module = "class Model (nn.Module):\n    pass\ndef get_inputs():\n    return []\n";
+        let module = "class Model (nn.Module):\n    pass\ndef get_inputs():\n    return []\ndef get_init_inputs():\n    return []\n";
         let folder = folder(&[("1_relu.py", module), ("notes.py", "")]);
         let found = Imported::read(folder.path(), None).unwrap();
         assert_eq!((found.name.as_str(), found.benchmarks.len()), ("1_relu", 1));
@@ -778,6 +851,67 @@ mod tests {
         assert!(Imported::read(folder.path(), None).unwrap_err().to_string().contains("several modules"));
         assert_eq!(Imported::read(&folder.path().join("2_gelu.py"), None).unwrap().name, "2_gelu");
         assert!(Imported::read(&folder.path().join("nowhere"), None).is_err());
+    }
+
+    #[test]
+    fn what_only_its_own_runner_can_play_is_refused_with_a_sentence() {
+        const TESTS: &str = "tests:\n  - {\"n\": 1}\n";
+        let of = |task: &str, reference: &str, runner: &str| {
+            let task = format!("files:\n  - {{\"name\": \"eval.py\", \"source\": \"run/eval.py\"}}\n{task}{TESTS}");
+            let files = [("task.yml", task.as_str()), ("reference.py", reference), ("run/eval.py", runner)];
+            Imported::read(folder(&files).path(), None)
+                .map(drop)
+                .map_err(|error| error.to_string())
+                .err()
+                .unwrap_or_default()
+        };
+        let runner = "check_implementation(data, custom_kernel(generate_input()))";
+        let known = "lang: \"py\"\nmulti_gpu: false\ngpus:\n  - MI300X\n  - rtx4090\nconfig:\n  main: \"eval.py\"\n";
+        assert_eq!((of(known, REFERENCE, runner), of("", REFERENCE, runner)), (String::new(), String::new()));
+        for (task, expected) in [
+            ("multi_gpu: true\n", "several GPUs (multi_gpu: true)"),
+            ("benchmarks:\n  - {\"n\": 1, \"world_size\": 8}\n", "several GPUs (world_size: 8)"),
+            ("gpus:\n  - MI300x8\n", "several GPUs (gpus: \"MI300x8\")"),
+            ("lang: cu\n", "the language \"cu\""),
+            ("config:\n  more: 1\n  main: \"mine.py\"\n", "its runner is mine.py"),
+            ("config: {\"main\": \"mine.py\"}\n", "its runner is mine.py"),
+        ] {
+            let found = of(task, REFERENCE, runner);
+            assert!(found.contains(expected), "{task}: {found}");
+        }
+        for (old, new, expected) in [
+            ("def generate_input(n", "def generate_input(\n    rank, n", "asks for rank, which no problem tells"),
+            ("def generate_input(", "def generate_inputs(", "it has no generate_input"),
+            ("check_implementation =", "# check_implementation =", "it has no check_implementation"),
+            ("from utils", "import torch.distributed as dist\nfrom utils", "several GPUs (torch.distributed)"),
+        ] {
+            let found = of("", &REFERENCE.replace(old, new), runner);
+            assert!(found.contains(expected), "{new}: {found}");
+        }
+        let elsewhere = REFERENCE.replace("def ref_kernel(data):\n    pass", "from other import (\n    ref_kernel,\n)");
+        assert_eq!(of("", &elsewhere, runner), "");
+        let other = of("", REFERENCE, &runner.replace("custom_kernel", "solve"));
+        assert!(other.contains("run/eval.py does not call custom_kernel"), "{other}");
+    }
+
+    #[test]
+    fn modules_that_only_their_own_runner_can_play_are_refused_with_a_sentence() {
+        const MODULE: &str = "class Model(nn.Module):\n    pass\ndef get_inputs(n=3):\n    return []\ndef get_init_inputs():\n    return []\n";
+        let of = |text: &str| {
+            let folder = folder(&[("1_relu.py", text)]);
+            let read = Imported::read(&folder.path().join("1_relu.py"), None);
+            read.map(drop).map_err(|error| error.to_string()).err().unwrap_or_default()
+        };
+        assert_eq!(of(MODULE), "");
+        for (old, new, expected) in [
+            ("class Model(", "class Net(", "no class Model"),
+            ("def get_init_inputs()", "def get_init()", "it has no get_init_inputs"),
+            ("get_inputs(n=3)", "get_inputs(*, rank: int, n=3)", "its get_inputs asks for rank"),
+            ("class Model(", "import torch.distributed\nclass Model(", "several GPUs (torch.distributed)"),
+        ] {
+            let found = of(&MODULE.replace(old, new));
+            assert!(found.contains(expected), "{new}: {found}");
+        }
     }
 
     #[test]

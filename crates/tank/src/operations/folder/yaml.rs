@@ -15,6 +15,19 @@ type Line = (usize, String);
 /// In place of how far a line is set in, for what stands behind a key: it begins no mapping of its own.
 const WORD: usize = usize::MAX;
 
+/// The word behind a key of the mapping under another key at the top of a file.
+pub(super) fn word(text: &str, section: &str, key: &str) -> Option<String> {
+    let mut inside = false;
+    text.lines().map(without_comment).find_map(|line| {
+        let (name, rest) = keyed(line.trim_start())?;
+        if !line.starts_with(' ') {
+            inside = name == section;
+            return None;
+        }
+        (inside && name == key).then(|| unquoted(rest).to_owned())
+    })
+}
+
 /// The items of the list under a key at the top of a file.
 pub(super) fn list(text: &str, key: &str) -> Vec<Item> {
     let mut items: Vec<(usize, Vec<Line>)> = Vec::new();
