@@ -86,7 +86,7 @@ pub fn import(args: &Import) -> Result<()> {
     for path in &args.submission {
         found.submit(path)?;
     }
-    let folder = args.into.clone().unwrap_or_else(|| PathBuf::from(&found.name));
+    let folder = args.into.clone().unwrap_or_else(|| PathBuf::from(found.folder_name()));
     if folder.exists() {
         return Err(Error::Destination { path: folder, problem: "it is there already" });
     }

@@ -128,9 +128,6 @@ impl Imported {
         let task = Task::read(&folder.join("task.yml"))?;
         let mut found =
             Self { name: name_of(folder), tests: task.tests, benchmarks: task.benchmarks, ..Self::default() };
-        for path in listed(folder)?.iter().filter(|path| path.extension().is_some_and(|ending| ending == "py")) {
-            found.take(folder, &name_of_file(path), &name_of_file(path))?;
-        }
         for (name, source) in &task.files {
             // The runner that a task names is the community's; here the referee runs it.
             if name != RUNNER {
@@ -140,6 +137,13 @@ impl Imported {
             {
                 let why = format!("its runner {source} does not call {missing}, so that only that can play it");
                 return Err(unplayable(folder, why));
+            }
+        }
+        // What else lies there may be imported. What the task has taken from elsewhere under a name is that.
+        let beside = listed(folder)?.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "py"));
+        for name in beside.map(|path| name_of_file(&path)) {
+            if !found.has(&name) {
+                found.take(folder, &name, &name)?;
             }
         }
         if !found.has("reference.py") {
@@ -158,7 +162,8 @@ impl Imported {
             }
         }
         if found.has("submission.py") {
-            found.submissions.push(("submission".to_owned(), "submission.py".to_owned()));
+            let name = found.free("submission", |_| None);
+            found.submissions.push((name, "submission.py".to_owned()));
         }
         Ok(found)
     }
@@ -168,6 +173,7 @@ impl Imported {
         let mut found = Self::default();
         found.take(folder, "definition.json", definition)?;
         found.take(folder, "workload.jsonl", workloads)?;
+        found.files.push(("reference.py".to_owned(), OF_DEFINITION.as_bytes().to_vec()));
         let refuse = |name: &str, line: usize, problem: String| {
             let remedy = "write it as FlashInfer-Bench and SOL-ExecBench do".to_owned();
             Error::Written { path: folder.join(name), line, problem, remedy }
@@ -201,7 +207,6 @@ impl Imported {
             return Err(refuse(workloads, 1, "it has no workload".to_owned()));
         }
         found.name = about.name.clone();
-        found.files.push(("reference.py".to_owned(), OF_DEFINITION.as_bytes().to_vec()));
         for path in solutions {
             found.take_solution(&path, &about.name)?;
         }
@@ -290,15 +295,51 @@ impl Imported {
         if !inside || name.is_empty() {
             return Err(refused("and would be written outside of the operation's folder"));
         }
-        if FILES.iter().any(|(own, _)| *own == name) {
+        if self.is_taken(&name) {
             return Err(Error::Rules {
                 what: folder.display().to_string(),
-                problem: format!("it has a file {name:?}, and the operation has one of its own with that name"),
+                problem: format!(
+                    "it has a file {name:?}, and the operation has another with that name, or nearly that"
+                ),
                 remedy: "give the file another name, also where it is imported".to_owned(),
             });
         }
         self.files.push((name, read(&found)?));
         Ok(())
+    }
+
+    /// Whether something else is written under a name, or under one that some file systems take for the same.
+    fn is_taken(&self, name: &str) -> bool {
+        let own = FILES.map(|(name, _)| name).into_iter().chain([super::DESCRIPTION]).map(str::to_owned);
+        let pitches = self.submissions.iter().map(|(name, _)| format!("{name}.toml"));
+        let libraries = self.submissions.iter().map(|(_, file)| library_of(file));
+        let mut all = self.files.iter().map(|(name, _)| name.clone()).chain(own).chain(pitches).chain(libraries);
+        all.any(|taken| taken.to_lowercase() == name.to_lowercase())
+    }
+
+    /// A name for a submission under which nothing is written yet: its own, with a number if another has that. `file`
+    /// says what its file would be.
+    fn free(&self, name: &str, file: impl Fn(&str) -> Option<String>) -> String {
+        let name = slug(name);
+        let numbered = (2..).map(|number| format!("{name}-{number}"));
+        let is_free = |name: &String| {
+            let file = file(name);
+            let files = [file.as_deref().map(library_of), file, Some(format!("{name}.toml"))];
+            !files.into_iter().flatten().any(|file| self.is_taken(&file))
+        };
+        std::iter::once(name.clone()).chain(numbered).find(is_free).unwrap_or(name)
+    }
+
+    /// Takes a submission under a name of its own.
+    fn enter(&mut self, path: &Path, kind: &str, name: &str, bytes: Vec<u8>) {
+        let ending = path.extension().unwrap_or_default().to_string_lossy().into_owned();
+        let file = |name: &str| format!("{kind}-{name}.{ending}");
+        let free = self.free(name, |name| Some(file(name)));
+        if free != slug(name) {
+            self.remarks.push(format!("{} is called {free} here", path.display()));
+        }
+        self.files.push((file(&free), bytes));
+        self.submissions.push((free.clone(), file(&free)));
     }
 
     /// Takes a solution that can be run as it is.
@@ -314,13 +355,7 @@ impl Imported {
                     self.remarks.push(format!("{shown} is left out: {problem}"));
                     return Ok(());
                 }
-                let word = |c: char| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' };
-                let name: String = solution.name.chars().map(word).collect();
-                let file = format!("solution-{name}.json");
-                if !self.has(&file) {
-                    self.files.push((file.clone(), bytes));
-                    self.submissions.push((name, file));
-                }
+                self.enter(path, "solution", &solution.name, bytes);
             }
             Err(error) => self.remarks.push(format!("{shown} is no solution: {error}")),
         }
@@ -330,16 +365,18 @@ impl Imported {
     /// Takes a submission of the caller's: a file with `custom_kernel` or `ModelNew`, or a solution.
     pub fn submit(&mut self, path: &Path) -> Result<()> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let ending = path.extension().unwrap_or_default().to_string_lossy().into_owned();
-        let file = format!("submission-{name}.{ending}");
         let bytes = read(path)?;
-        if let Some(problem) = solution_of(&file, &bytes).and_then(|solution| solution.refusal()) {
+        if let Some(problem) = solution_of(&name_of_file(path), &bytes).and_then(|solution| solution.refusal()) {
             let (what, remedy) = (path.display().to_string(), "bring it as a program of its own".to_owned());
             return Err(Error::Rules { what, problem, remedy });
         }
-        self.files.push((file.clone(), bytes));
-        self.submissions.push((name, file));
+        self.enter(path, "submission", &name, bytes);
         Ok(())
+    }
+
+    /// The name of a folder for it.
+    pub fn folder_name(&self) -> String {
+        slug(&self.name)
     }
 
     /// Writes the operation's folder, with a pitch for each submission.
@@ -357,7 +394,7 @@ impl Imported {
                 None => format!("program = [{python:?}, \"./contestant.py\", \"./{file}\"]"),
                 // The library is named too, so that it is the one that was examined that is timed.
                 Some(_) => {
-                    let library = Path::new(file).with_extension("so").display().to_string();
+                    let library = library_of(file);
                     let [build, program] = [COMPILER, "contestant.py"]
                         .map(|script| format!("[{python:?}, \"./{script}\", \"./{file}\", \"./{library}\"]"));
                     format!("program = {program}\nbuild = {build}")
@@ -530,6 +567,19 @@ impl Solution {
 /// The solution that a submission's file holds, if it is one.
 fn solution_of(file: &str, bytes: &[u8]) -> Option<Solution> {
     file.ends_with(".json").then(|| serde_json::from_slice(bytes).ok()).flatten()
+}
+
+/// A name as a word that is a file's in any file system: it neither hides nor leads anywhere, and is not too long.
+fn slug(name: &str) -> String {
+    let word = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let word: String = name.chars().map(word).take(100).collect();
+    let word = word.trim_matches(['-', '.']);
+    if word.is_empty() { "unnamed".to_owned() } else { word.to_owned() }
+}
+
+/// Where a solution's library lies that is compiled.
+fn library_of(file: &str) -> String {
+    Path::new(file).with_extension("so").display().to_string()
 }
 
 /// A name without steps that lead nowhere: published workloads write `./blob/workloads/…`.
@@ -851,6 +901,47 @@ mod tests {
         assert!(Imported::read(folder.path(), None).unwrap_err().to_string().contains("several modules"));
         assert_eq!(Imported::read(&folder.path().join("2_gelu.py"), None).unwrap().name, "2_gelu");
         assert!(Imported::read(&folder.path().join("nowhere"), None).is_err());
+    }
+
+    #[test]
+    fn nobodys_file_is_written_over_anothers() {
+        let task = "files:\n  - {\"name\": \"utils.py\", \"source\": \"in/u.py\"}\ntests:\n  - {\"n\": 1}\n";
+        let folder = folder(&[
+            ("task.yml", task),
+            ("reference.py", REFERENCE),
+            ("utils.py", "another's"),
+            ("submission.py", "its own"),
+            ("in/u.py", "shared"),
+            ("a/fast.py", "a's"),
+            ("b/Fast.py", "b's"),
+            ("c/fast!.py", "c's"),
+            ("a/operation.py", "called as the operation"),
+            ("a/submission.py", "called as the first"),
+            ("a/..py", "hidden"),
+        ]);
+        let mut found = Imported::read(folder.path(), None).unwrap();
+        for name in ["a/fast.py", "b/Fast.py", "c/fast!.py", "a/operation.py", "a/submission.py", "a/..py"] {
+            found.submit(&folder.path().join(name)).unwrap();
+        }
+        let names: Vec<&str> = found.submissions.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["submission", "fast", "Fast-2", "fast-3", "operation-2", "submission-2", "unnamed"]);
+        assert!(found.remarks.iter().any(|remark| remark.ends_with("b/Fast.py is called Fast-2 here")));
+        let written = tempfile::tempdir().unwrap();
+        found.write(written.path(), "python3", &[]).unwrap();
+        let text = |name: &str| fs::read_to_string(written.path().join(name)).unwrap();
+        assert_eq!([text("utils.py"), text("submission-Fast-2.py")], ["shared", "b's"]);
+        assert_eq!([text("submission.py"), text("submission-submission-2.py")], ["its own", "called as the first"]);
+        assert!(text("operation.toml").contains("[[problem]]") && text("operation-2.toml").contains("operation-2.py"));
+        let twice = |name: &str| {
+            let clash = task.replace("utils.py", name);
+            fs::write(folder.path().join("task.yml"), clash).unwrap();
+            Imported::read(folder.path(), None).map(drop).unwrap_err().to_string()
+        };
+        for name in ["Reference.py", "TANK.py", "operation.toml", "contestant.py"] {
+            assert!(twice(name).contains("has another with that name"), "{name}: {}", twice(name));
+        }
+        let of = |name: &str| Imported { name: name.to_owned(), ..Imported::default() }.folder_name();
+        assert_eq!([of("../../etc/x"), of("/"), of("rms_k4")], ["etc-x", "unnamed", "rms_k4"]);
     }
 
     #[test]
