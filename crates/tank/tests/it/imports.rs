@@ -81,6 +81,15 @@ fn a_definition_with_workloads_is_held_to_its_own_tolerances() {
     }
 }
 
+/// The reference is a hundredth from what is right, and by as much its own tolerance would take who is not for wrong.
+#[test]
+fn who_rounds_less_often_than_the_reference_is_right_and_who_rounds_more_is_not() {
+    let found = examined(Imported::read(&problems("rounded"), None).unwrap(), &[]);
+    if !found.is_empty() {
+        assert_eq!(right(&found), [("coarse", false), ("precise", true), ("zeros", false)]);
+    }
+}
+
 #[test]
 fn a_module_is_compared_with_one_that_has_its_weights() {
     let of = |name: &str| problems("modules").join(name);

@@ -22,6 +22,9 @@ WIDENED = (torch.float16, torch.bfloat16, torch.float32)
 HONEST_STEPS = 64
 # Where results are no larger, they are what is left of a difference: rounding and nothing else.
 NOTHING = 1e-12
+# A reference that is further than this from itself in double precision, as a part of what its results are like, has
+# computed something else there.
+FAR = 0.1
 LACKS = "the reference in double precision lacks memory beside contestants: "
 
 
@@ -42,9 +45,15 @@ def widened(text):
     return re.sub(r"\btorch\.float(32)?\b", "torch.float64", text).replace(".float()", ".double()")
 
 
-def of_task():
+def unrounded(text):
+    """The same where it asked for half precision in between."""
+    text = re.sub(r"\btorch\.(bfloat16|float16|half)\b", "torch.float64", widened(text))
+    return re.sub(r"\.(bfloat16|half)\(\)", ".double()", text)
+
+
+def of_task(change):
     """A task's reference in double precision."""
-    return task_tensors.module("reference_in_double", task_tensors.HERE / "reference.py", widened).ref_kernel
+    return task_tensors.module("reference_in_double", task_tensors.HERE / "reference.py", change).ref_kernel
 
 
 def starved(error):
@@ -58,18 +67,36 @@ def narrowed(like, leaf):
     return leaf.to(like.dtype) if like.dtype in task_tensors.ELEMENTS else leaf.view(like.dtype).reshape(like.shape)
 
 
+def credited(found, expected, right):
+    """A result with the expected numbers in the place of those that are at least as near to what is right; the result
+    as it is where what is expected is itself far off: then the two are not the same thing."""
+    if right is None or found.dtype not in WIDENED or not (found.shape == expected.shape == right.shape) or not right.is_floating_point():
+        return found
+    expected, right = expected.to(found.device), right.to(found.device).double()
+    off = (expected.double() - right).abs()
+    known = off.isfinite()
+    if not known.any() or float(off[known].square().mean().sqrt()) > FAR * task_tensors.size(right):
+        return found
+    # Where the reference overflowed, what is right is what rounds to it.
+    allowed = torch.where(known, off, torch.finfo(found.dtype).eps * right.abs())
+    return torch.where((found.double() - right).abs() <= allowed, expected.to(found.dtype), found)
+
+
 class Precision:
     """Errors against a reference in double precision, where one can be had and means something."""
 
     def __init__(self, reference, patterns, says):
-        self.reference, self.patterns, self.says, self.compute = reference, patterns, says, None
+        self.reference, self.patterns, self.says, self.tasks = reference, patterns, says, {}
         # By problem: whether precision is compared. It is settled when the problem is described, before contestants run.
         self.compared = {}
 
-    def computed(self, data):
+    def computed(self, data, change=widened):
         with contextlib.redirect_stdout(sys.stderr), torch.no_grad():
-            self.compute = self.compute or getattr(self.reference, "in_double", None) or of_task()
-            return dict(task_tensors.leaves("out", self.compute(wide(data))))
+            if hasattr(self.reference, "in_double"):
+                return dict(task_tensors.leaves("out", self.reference.in_double(wide(data), change)))
+            if change not in self.tasks:
+                self.tasks[change] = of_task(change)
+            return dict(task_tensors.leaves("out", self.tasks[change](wide(data))))
 
     def jumps(self, problem, data, expected):
         """What the problem's own check says against the reference in double precision, if anything. Where it does,
@@ -114,6 +141,22 @@ class Precision:
             return self.computed(data)
         except Exception as error:
             raise SystemExit(f"the reference in double precision fails, and did not before ({type(error).__name__}: {error})")
+
+    def credited(self, problem, data, found):
+        """Results, with the reference's own in the place of each number that is at least as near to the reference in
+        double precision, or to that without rounding in between: who rounds less often than the reference is not wrong
+        where the reference is the further from what is right."""
+        expected = dict(task_tensors.leaves("out", self.reference.ref_kernel(data())))
+        leaves = dict(task_tensors.leaves("out", found))
+        for change in (widened, unrounded):
+            try:
+                right = self.computed(data(), change)
+            except Exception as error:
+                if starved(error):
+                    raise SystemExit(LACKS + str(error))
+                continue
+            leaves = {name: credited(leaf, expected[name], right.get(name)) for name, leaf in leaves.items()}
+        return task_tensors.filled(self.patterns.outputs(problem), iter(leaves.values()), narrowed)
 
     def errors(self, problem, data, expected, found):
         """The root of the mean square of errors, and of how many; nothing where none are compared. `data` gives what

@@ -8,7 +8,6 @@ import pathlib
 
 import torch
 
-import precision
 import task_tensors
 
 HERE = pathlib.Path(__file__).parent
@@ -126,12 +125,12 @@ def on_its_data(data):
         return results(CODE["run"](*data.values()))
 
 
-def in_double(data):
-    """The reference in double precision, as far as it does not ask for less itself."""
-    if not IN_DOUBLE:
-        IN_DOUBLE["__name__"] = "definition"
-        exec(compile(precision.widened(DEFINITION["reference"]), "definition.json", "exec"), IN_DOUBLE)
-    return results(IN_DOUBLE["run"](*data.values()))
+def in_double(data, change):
+    """The reference in double precision, as far as a change of its source lets it."""
+    if change not in IN_DOUBLE:
+        IN_DOUBLE[change] = {"__name__": "definition"}
+        exec(compile(change(DEFINITION["reference"]), "definition.json", "exec"), IN_DOUBLE[change])
+    return results(IN_DOUBLE[change]["run"](*data.values()))
 
 
 def ref_kernel(data):

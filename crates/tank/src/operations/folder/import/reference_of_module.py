@@ -44,8 +44,8 @@ def on_its_data(data):
     return computed(problem.Model, data)
 
 
-def in_double(data):
-    """The same model, its weights and its data in double precision."""
+def in_double(data, _change):
+    """The same model, its weights and its data in double precision, whatever is asked of its source."""
     if "double" not in MADE:
         MADE["double"] = copy.deepcopy(built(problem.Model)).double()
     return MADE["double"](*data)
