@@ -131,9 +131,14 @@ fn a_reference_that_draws_random_numbers_is_told_so_before_anyone_is_examined() 
 #[test]
 fn a_task_brings_its_own_submission() {
     let found = Imported::read(Path::new(&problems("task")), None).unwrap();
-    let found = examined(found, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let spoilt = ["nan", "inf"].map(|name| (folder.path().join(format!("{name}.py")), name));
+    for (path, name) in &spoilt {
+        std::fs::write(path, format!("def custom_kernel(data):\n    return data[0] * float('{name}')\n")).unwrap();
+    }
+    let found = examined(found, &spoilt.map(|(path, _)| path));
     if !found.is_empty() {
-        assert_eq!(right(&found), [("submission", true)]);
+        assert_eq!(right(&found), [("submission", true), ("nan", false), ("inf", false)], "whatever its check says");
     }
 }
 

@@ -23,6 +23,18 @@ def says(data, found):
     return None if right else (str(words) or "its own check says no")
 
 
+def no_numbers(data, found):
+    """What is infinite or no number where the reference gives one: many a check takes that for whatever it likes."""
+    odd = {name: leaf for name, leaf in task_tensors.leaves("out", found) if leaf.is_floating_point() and not leaf.isfinite().all()}
+    expected = dict(task_tensors.leaves("out", reference.ref_kernel(data()))) if odd else {}
+    for name, leaf in odd.items():
+        wrong = ~leaf.isfinite() & expected[name].to(leaf.device).isfinite()
+        if wrong.any():
+            at = int(wrong.reshape(-1).nonzero()[0])
+            return f"{name}: element {at} is {leaf.reshape(-1)[at]}, and the reference gives a number there"
+    return None
+
+
 precise = precision.Precision(reference, patterns, says)
 
 
@@ -60,9 +72,10 @@ def judge(problem, tensors, outputs):
     given, found = data(), task_tensors.read("out", patterns.outputs(problem), outputs)
     # Before the check: some write to what they are given.
     expected = precise.expected(problem, given)
-    wrong = says(given, found)
+    wrong = no_numbers(data, found) or says(given, found)
     if wrong:
-        wrong = says(data(), precise.credited(problem, data, found))
+        better = precise.credited(problem, data, found)
+        wrong = no_numbers(data, better) or says(data(), better)
     return wrong, 0.0, None if wrong else precise.errors(problem, data, expected, found)
 
 
