@@ -140,6 +140,11 @@ fn no_timers_fire_while_a_contestant_stands_still() {
 }
 
 #[test]
+fn nobody_waits_for_a_contestant_to_open_a_file() {
+    assert_eq!(boast(&cheat("leaser")), None);
+}
+
+#[test]
 fn the_fence_cannot_be_opened_from_within() {
     assert_eq!(boast(&cheat("escapist")), None);
 }

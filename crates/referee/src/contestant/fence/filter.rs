@@ -62,8 +62,9 @@ const END_SIGNAL: u32 = 0xFF;
 /// The option of `prctl` by which a process would outlive the referee.
 const SET_DEATH_SIGNAL: u32 = libc::PR_SET_PDEATHSIG as u32;
 /// What `fcntl` is told to have another signal sent than the usual when a file can be read or was changed: one that
-/// continues whoever is stopped.
-const SET_SIGNAL: u32 = 10;
+/// continues whoever is stopped. And to have a lease on a file, a delegation of it, or word of a folder's changes:
+/// whoever opens a file on which another has a lease waits for that, 45 seconds where it stands still.
+const REFUSED_CONTROLS: [u32; 4] = [10, libc::F_SETLEASE as u32, libc::F_NOTIFY as u32, 1040];
 
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xC000_003E;
@@ -129,8 +130,12 @@ pub(super) fn program(sockets: Sockets) -> Vec<libc::sock_filter> {
         program.extend([unless(libc::BPF_JEQ, signal, 1), allow]);
     }
     program.push(refuse);
-    program.extend([unless(libc::BPF_JEQ, libc::SYS_fcntl as u32, 4), second]);
-    program.extend([unless(libc::BPF_JEQ, SET_SIGNAL, 1), refuse, allow]);
+    program.push(unless(libc::BPF_JEQ, libc::SYS_fcntl as u32, 2 + 2 * REFUSED_CONTROLS.len() as u8));
+    program.push(second);
+    for control in REFUSED_CONTROLS {
+        program.extend([unless(libc::BPF_JEQ, control, 1), refuse]);
+    }
+    program.push(allow);
     program.extend([unless(libc::BPF_JEQ, libc::SYS_prctl as u32, 4), argument]);
     program.extend([unless(libc::BPF_JEQ, SET_DEATH_SIGNAL, 1), refuse, allow]);
     let families = sockets.families();
@@ -226,7 +231,9 @@ mod tests {
             assert_eq!(judged(sockets, libc::SYS_clone, libc::SIGCHLD as u64), allowed);
             assert_eq!(judged(sockets, libc::SYS_clone, libc::SIGCONT as u64), refused);
             assert_eq!(judged(sockets, libc::SYS_fcntl, libc::F_SETFL as u64), allowed);
-            assert_eq!(judged(sockets, libc::SYS_fcntl, u64::from(SET_SIGNAL)), refused);
+            for control in REFUSED_CONTROLS {
+                assert_eq!(judged(sockets, libc::SYS_fcntl, u64::from(control)), refused, "{control}");
+            }
             assert_eq!(judged(sockets, libc::SYS_prctl, libc::PR_SET_NAME as u64), allowed);
             assert_eq!(judged(sockets, libc::SYS_prctl, libc::PR_SET_PDEATHSIG as u64), refused);
         }
