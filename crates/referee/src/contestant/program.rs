@@ -166,9 +166,7 @@ impl Program {
         let (start, limit) = (Instant::now(), Duration::from_secs_f64(self.limits.build_seconds));
         loop {
             let left = limit.saturating_sub(start.elapsed());
-            if let Some(status) = group.wait(left.min(WATCH)) {
-                return Ok(Some(status));
-            }
+            let ended = group.wait(left.min(WATCH));
             let beyond = workshop.is_some_and(|workshop| workshop.is_beyond(self.limits.file_bytes));
             let disk = || {
                 format!("more than {} MiB of the disk, or very many files, to be built", self.limits.file_bytes >> 20)
@@ -176,8 +174,8 @@ impl Program {
             if let Some(what) = group.excess(&self.limits, words).or_else(|| beyond.then(disk)) {
                 return Err(Fault::Excess { what });
             }
-            if start.elapsed() >= limit {
-                return Ok(None);
+            if ended.is_some() || start.elapsed() >= limit {
+                return Ok(ended);
             }
         }
     }

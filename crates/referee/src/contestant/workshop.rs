@@ -5,9 +5,9 @@
 //! from there. The copy is made anew for each referee, under a name that follows from what is built: compilers write
 //! the name of their folder into what they make, and a champion is known by its bytes.
 
-use std::fs::{self, DirBuilder, DirEntry, File};
+use std::fs::{self, DirBuilder, DirEntry, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -21,6 +21,8 @@ const MOST_BYTES: u64 = 1 << 30;
 const MOST_FILES: u64 = 20_000;
 /// Where programs of everyone lie, and nothing else: a build may make a link to an interpreter.
 const EVERYONES: [&str; 3] = ["/usr", "/opt", "/nix/store"];
+/// Levels of folders that any name reaches, of however long names they are.
+const SHALLOW: usize = 12;
 /// Copies of the same name that may be in use by other referees.
 const MOST_COPIES: usize = 64;
 
@@ -141,8 +143,39 @@ fn names(folder: &Path, file: (u64, u64)) -> u64 {
 
 /// Takes away a copy, and last its lock, which the caller holds.
 fn remove(copy: &Path) {
-    let _ = fs::remove_dir_all(copy);
+    let _ = clear(copy);
     let _ = fs::remove_file(copy.with_extension("lock"));
+}
+
+/// Takes away a folder, however a build has left it: what lies deeper than descriptors or names reach is brought up
+/// first, and what was closed is opened.
+fn clear(folder: &Path) -> io::Result<()> {
+    let rest = folder.with_extension("rest");
+    let mut left = vec![folder.to_owned(), rest.clone()];
+    let _ = DirBuilder::new().mode(0o700).create(&rest);
+    let mut names = (0..).map(|number: u64| rest.join(number.to_string())).filter(|name| !name.exists());
+    while let Some(top) = left.pop() {
+        for (deep, up) in below(&top, SHALLOW).into_iter().zip(&mut names) {
+            fs::rename(deep, &up)?;
+            left.push(up);
+        }
+    }
+    fs::remove_dir_all(&rest)?;
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+/// The folders that lie so many levels below another, each made open on the way.
+fn below(folder: &Path, levels: usize) -> Vec<PathBuf> {
+    if levels == 0 {
+        return vec![folder.to_owned()];
+    }
+    let _ = fs::set_permissions(folder, Permissions::from_mode(0o700));
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.flat_map(|entry| below(&entry.path(), levels - 1)).collect()
 }
 
 /// Takes away copies of referees that are dead.
@@ -150,7 +183,7 @@ pub(super) fn sweep() {
     for entry in ground().and_then(fs::read_dir).into_iter().flatten().flatten() {
         let folder = entry.path();
         let Ok(lock) = File::open(folder.with_extension("lock")) else { continue };
-        if folder.is_dir() && lock.try_lock().is_ok() {
+        if folder.is_dir() && folder.extension().is_none() && lock.try_lock().is_ok() {
             remove(&folder);
         }
     }
@@ -180,7 +213,7 @@ fn reserve(name: &str) -> io::Result<(PathBuf, File)> {
         if lock.try_lock().is_ok() && is_there().unwrap_or(false) {
             // Of a referee that was killed.
             if folder.symlink_metadata().is_ok() {
-                fs::remove_dir_all(&folder)?;
+                clear(&folder)?;
             }
             DirBuilder::new().mode(0o700).create(&folder)?;
             return Ok((folder, lock));
@@ -218,10 +251,15 @@ impl Room {
         Ok(())
     }
 
-    /// Takes off what lies in a folder; nothing where that is too much. What cannot be read, because it comes and goes,
-    /// is not counted.
+    /// Takes off what lies in a folder; nothing where that is too much, or where something lies so deep, or so hidden,
+    /// that it cannot be counted. What comes and goes is not counted.
     fn count(&mut self, folder: &Path) -> Option<()> {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let entries: Vec<DirEntry> = match fs::read_dir(folder) {
+            Ok(entries) => entries.flatten().collect(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(()),
+            Err(_) => return None,
+        };
+        for entry in entries {
             let Ok(about) = entry.metadata() else { continue };
             self.files = self.files.checked_sub(1)?;
             self.bytes = self.bytes.checked_sub(512 * about.blocks())?;
@@ -307,6 +345,25 @@ mod tests {
         fs::remove_file(&library).unwrap();
         symlink("/usr/bin/env", &library).unwrap();
         assert_eq!(stray(&[]), None, "a program of everyone's");
+    }
+
+    #[test]
+    fn what_lies_too_deep_to_be_counted_is_too_much_and_is_taken_away_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let command = [folder.path().canonicalize().unwrap().join("kernel").display().to_string()];
+        let workshop = Workshop::new(&command, &[]).unwrap().unwrap();
+        let copy = workshop.folder().to_owned();
+        assert!(!workshop.is_beyond(0));
+        for (name, levels, open) in [("d".repeat(20), 250, "0o700"), ("e".repeat(200), 40, "0o500")] {
+            let dig = format!(
+                "import os\nfor _ in range({levels}):\n  os.mkdir('{name}'); os.chdir('{name}')\n\
+                 open('file', 'w').write('deep'); os.chmod('..', {open})"
+            );
+            let dug = std::process::Command::new("python3").args(["-c", &dig]).current_dir(&copy).status().unwrap();
+            assert!(dug.success() && workshop.is_beyond(1 << 30), "{name}");
+        }
+        drop(workshop);
+        assert!(!copy.exists() && !copy.with_extension("rest").exists());
     }
 
     #[test]

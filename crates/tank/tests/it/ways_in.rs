@@ -229,12 +229,19 @@ fn what_a_build_links_to_others_is_refused_after_it_and_before_every_start() {
     assert!(matches!(&later, Some(Fault::Tampering { what }) if what.contains("theirs/kernel.sh")), "{later:?}");
 }
 
+/// Fills the disk in a folder that no name is long enough for.
+const DEEP: &str = "d=$(printf d%.0s $(seq 200)); for i in $(seq 30); do mkdir $d && cd -P $d || exit 9; done; \
+    for i in 1 2 3 4; do head -c 8M /dev/zero > $i; done";
+
 #[test]
 fn a_build_is_limited_as_a_run_is() {
     let folder = tempfile::tempdir().unwrap();
     let kernel = folder.path().join("kernel.sh").display().to_string();
     for (script, taken) in [
         ("for i in 1 2 3 4; do head -c 8M /dev/zero > $i; done; sleep 600", "16 MiB of the disk"),
+        // Done before anybody looks, and deeper than names reach.
+        ("for i in 1 2 3 4; do head -c 8M /dev/zero > $i; done", "16 MiB of the disk"),
+        (DEEP, "16 MiB of the disk"),
         ("head -c 8M /dev/zero; sleep 600", "standard error"),
         ("for i in $(seq 40); do sleep 600 & done; wait", "32 may be started"),
     ] {
