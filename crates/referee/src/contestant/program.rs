@@ -472,6 +472,10 @@ impl Process {
         if self.trusted {
             return Ok(());
         }
+        if self.group.stillness.is_spared() {
+            let what = "whom the kernel ends where memory runs out: it has put itself behind others".to_owned();
+            return Err(Fault::Tampering { what });
+        }
         let (files, answered) = (self.tensors.excess(), self.answered.as_secs_f64());
         let what = if let Some(what) = self.group.excess(&self.limits, &self.words) {
             what

@@ -140,6 +140,14 @@ fn no_timers_fire_while_a_contestant_stands_still() {
 }
 
 #[test]
+fn nobody_is_ended_in_the_place_of_a_contestant_that_takes_all_memory() {
+    let found = examined(&cheat("survivor"));
+    // With a GPU it may write to what is its own in /proc, and is found by that.
+    let found_out = |fault: &Fault| matches!(fault, Fault::Tampering { what } if what.contains("behind others"));
+    assert!(found.fault.as_ref().map_or(found.unsupported.is_empty(), found_out), "{found:?}");
+}
+
+#[test]
 fn nobody_waits_for_a_contestant_to_open_a_file() {
     assert_eq!(boast(&cheat("leaser")), None);
 }

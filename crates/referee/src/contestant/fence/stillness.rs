@@ -41,17 +41,19 @@ pub(in crate::contestant) struct Stillness {
     busy: u32,
     /// Which rests the last busy ones were.
     last: VecDeque<u32>,
+    /// How soon the kernel was to end it where memory runs out, when it was started.
+    doom: Option<i32>,
 }
 
 impl Stillness {
     #[cfg(target_os = "linux")]
     pub(in crate::contestant) fn new(pen: Option<Pen>, group: u32) -> Self {
-        Self { pen, group, since: None, rests: 0, busy: 0, last: VecDeque::new() }
+        Self { pen, group, since: None, rests: 0, busy: 0, last: VecDeque::new(), doom: doom(group) }
     }
 
     #[cfg(not(target_os = "linux"))]
     pub(in crate::contestant) fn new(group: u32) -> Self {
-        Self { group, since: None, rests: 0, busy: 0, last: VecDeque::new() }
+        Self { group, since: None, rests: 0, busy: 0, last: VecDeque::new(), doom: doom(group) }
     }
 
     /// Makes it stand, and comes back when it does.
@@ -131,6 +133,11 @@ impl Stillness {
         members(self.group)
     }
 
+    /// Whether any of it has put itself behind others where the kernel looks for whom to end when memory runs out.
+    pub(in crate::contestant) fn is_spared(&self) -> bool {
+        self.members().into_iter().filter_map(doom).any(|now| self.doom.is_some_and(|then| now < then))
+    }
+
     /// Ends all of it.
     pub(in crate::contestant) fn kill(&self) {
         #[cfg(target_os = "linux")]
@@ -199,6 +206,11 @@ fn processor_time(process: u32) -> Option<Duration> {
     read.then(|| Duration::new(seconds, nanoseconds))
 }
 
+/// How soon the kernel ends a process where memory runs out; nothing where it does not say.
+fn doom(process: u32) -> Option<i32> {
+    std::fs::read_to_string(format!("/proc/{process}/oom_score_adj")).ok()?.trim().parse().ok()
+}
+
 /// What a process holds in memory.
 fn resident(process: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
@@ -244,6 +256,21 @@ mod tests {
         assert_eq!(blamed(&|rest| rest > 1000 && rest % 2 == 0), Some(1006), "also late, in one shape");
         assert_eq!(blamed(&|rest| [1001, 1013, 1025].contains(&rest)), Some(1025), "the third of 25 rests on end");
         assert_eq!(blamed(&|rest| [1001, 1013, 1026].contains(&rest)), None, "two of 25 on end, twice");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn who_is_no_longer_ended_before_others_is_noticed() {
+        use std::os::unix::process::CommandExt;
+        let mut child = std::process::Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
+        let doomed = |how: &str| std::fs::write(format!("/proc/{}/oom_score_adj", child.id()), how).unwrap();
+        doomed("1000");
+        let stillness = Stillness::new(None, child.id());
+        let first = stillness.is_spared();
+        doomed("900");
+        let spared = stillness.is_spared();
+        child.kill().and_then(|()| child.wait()).unwrap();
+        assert_eq!((first, spared), (false, true));
     }
 
     #[test]

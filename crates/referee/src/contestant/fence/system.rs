@@ -208,8 +208,8 @@ fn strict(rules: &Rules) -> Strict {
     }
     let gpu = Path::new("/dev/nvidiactl").exists();
     // What is not a process's own in /proc belongs to everyone, and root may write to it whatever namespace it is in:
-    // where Landlock does not hold it, all of it is read-only.
-    let shared = [limits.network, ruleset.is_some()];
+    // where Landlock does not hold it, all of it is read-only. So it is where no GPU's driver has to write there.
+    let shared = [limits.network, gpu && ruleset.is_some()];
     let spaces = Spaces::new(shared, scratch, limits.scratch_bytes, &covered(rules), writes);
     Strict {
         limits: limits.clone(),
@@ -289,8 +289,10 @@ impl Strict {
         check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
         if let Some(ruleset) = &self.ruleset {
             ruleset.grant_here(&self.scratch, Grant::All);
-            for (path, grant) in [(c"/proc", Grant::Read), (c"/proc/self", Grant::Use)] {
-                ruleset.grant_here(path, grant);
+            ruleset.grant_here(c"/proc", Grant::Read);
+            if self.gpu {
+                // Its driver names its threads there.
+                ruleset.grant_here(c"/proc/self", Grant::Use);
             }
             if holding.has(Holding::SCRATCH) {
                 ruleset.grant_here(c"/dev/shm", Grant::All);
