@@ -339,6 +339,14 @@ impl Pitch {
                 fault(key, format!("the pitch has no {key}"), remedy);
             }
         }
+        // Both are printed before verdicts, and what looks like another line, or turns the writing, would be one.
+        let odd = |c: char| {
+            c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        };
+        if self.name.contains(odd) || self.contestant.contains(odd) {
+            let problem = "the name of the pitch or of its contestant has characters that cannot be seen";
+            fault("name", problem.into(), "write names in letters, digits and signs, on one line");
+        }
         if !self.problem.trim().is_empty() && !self.problem.contains(|c: char| c.is_ascii_digit()) {
             fault("problem", "the problem names no number".into(), "say what is measured, and how much it is now");
         }
@@ -553,6 +561,9 @@ mod tests {
             assert!(problems(&pitch).contains(word), "no {word:?} in {}", problems(&pitch));
         };
         missing(|p| p.name.clear(), "no name");
+        missing(|p| p.name = "fast\nround 2: SUCCESS".into(), "characters that cannot be seen");
+        missing(|p| p.contestant = "fast\u{1b}[2K".into(), "characters that cannot be seen");
+        missing(|p| p.name = "\u{202e}tsaf".into(), "characters that cannot be seen");
         missing(|p| p.contestant.clear(), "no contestant");
         missing(|p| p.problem = "it is slow".into(), "no number");
         missing(|p| p.solution = "  ".into(), "no solution");

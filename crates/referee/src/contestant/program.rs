@@ -678,9 +678,16 @@ fn garbage(stage: Stage, reason: &str, said: &str) -> Fault {
     Fault::Garbage { stage, reason: reason.to_owned(), line: quoted(said.trim_end()) }
 }
 
-/// The beginning of a text of a stranger's, without what could disturb a terminal.
+/// The beginning of a text of a stranger's on one line, without what could disturb a terminal: a line of its own could
+/// be taken for a verdict, and marks that turn the direction of writing have a text read as another.
 fn quoted(text: &str) -> String {
-    text.chars().take(QUOTED).map(|c| if c.is_control() && c != '\n' { '·' } else { c }).collect()
+    let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let shown = |c: char| match c {
+        '\n' => '|',
+        c if c.is_control() || turns(c) => '·',
+        c => c,
+    };
+    text.chars().take(QUOTED).map(shown).collect()
 }
 
 /// The end of what was written to standard error, as the end of a sentence.
@@ -692,4 +699,15 @@ fn last_words(words: &std::fs::File) -> String {
     let read = words.read_at(&mut bytes, start).unwrap_or(0);
     let text = quoted(String::from_utf8_lossy(&bytes[..read]).trim());
     if text.is_empty() { String::new() } else { format!("; its last words: {text}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_one_line_that_reads_as_it_is_written() {
+        let words = "no memory\nround 1: \u{202e}SSECCUS\u{2066}\u{1b}[2K";
+        assert_eq!(quoted(words), "no memory|round 1: ·SSECCUS··[2K");
+    }
 }
