@@ -21,6 +21,16 @@ pub(super) struct Candidate<'a> {
     pub deal: Deal,
 }
 
+/// A pitch's name with who brings it, and with a number where another has that name, be it in other letters: votes and
+/// the ledger know pitches by their names.
+fn free_name(taken: &mut Vec<String>, name: &str, whose: &str) -> String {
+    let numbered = (2..).map(|number| format!("{name} {number} {whose}"));
+    let mut names = std::iter::once(format!("{name} {whose}")).chain(numbered);
+    let free = names.find(|name| !taken.contains(&name.to_lowercase())).unwrap_or_default();
+    taken.push(free.to_lowercase());
+    free
+}
+
 impl Play<'_> {
     /// One round, from its pitches to its verdict.
     pub(super) fn round(&mut self, name: &str, kind: RoundKind, context: &str, pitches: &[Pitch]) -> Result<Verdict> {
@@ -86,8 +96,10 @@ impl Play<'_> {
         let Some(planned) = self.season.rounds.iter().find(|planned| planned.name == round) else {
             return Ok(Vec::new());
         };
-        let mut brought = Vec::new();
+        let mut brought: Vec<Pitch> = Vec::new();
         for asked in &planned.asks {
+            let named = self.season.rounds.iter().flat_map(|planned| &planned.pitches).chain(&brought);
+            let mut taken: Vec<String> = named.map(|pitch| pitch.name.to_lowercase()).collect();
             let problems = self.arena.names.clone();
             let mortems = history::post_mortems(self.records());
             let names = [self.season.name.as_str(), round, context];
@@ -98,7 +110,7 @@ impl Play<'_> {
                 let (pitches, talk, void) =
                     answer.map_or_else(|why| (Vec::new(), None, Some(why)), |(pitches, talk)| (pitches, talk, None));
                 let own = |pitch: Pitch| Pitch {
-                    name: format!("{} ({round}, {})", pitch.name, asked.contestant),
+                    name: free_name(&mut taken, &pitch.name, &format!("({round}, {})", asked.contestant)),
                     contestant: asked.contestant.clone(),
                     // A command may name configurations; programs are for people to bring, unless they say otherwise.
                     run: pitch.run.map(|run| match asked.programs {

@@ -516,3 +516,30 @@ fn an_agent_votes_and_brings_pitches_through_any_endpoint_and_what_it_said_is_in
     assert!(has(&records, |event| matches!(event, Event::Pitched(p) if p.pitch.contestant == "a model")));
     assert_eq!(rounds(&records)[0].1, Verdict::Success);
 }
+
+/// Brings the example three times, under names that one might take for each other.
+const NAMESAKES: &str = "
+import json, sys
+example = json.load(sys.stdin)['example']
+print(json.dumps({'pitches': [{**example, 'name': name} for name in ('fast', 'Fast', 'fast')]}))
+";
+
+#[test]
+fn no_pitch_that_is_brought_has_the_name_of_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = ["python3", "-c", NAMESAKES].map(str::to_owned).to_vec();
+    let mut pitches = two();
+    pitches[1].name = "FAST (one, a model)".into();
+    let mut season = season(&[("one", pitches)]);
+    season.rounds[0].asks = vec![Asked { contestant: "a model".into(), command, programs: false }];
+    let path = folder.path().join("l");
+    played(&season, &path, &mut Scripted::new(&season, &[("first", Fate::Speed(1.3))]), &Options::default()).unwrap();
+    let records = ledger::read(&path).unwrap().records;
+    let pitched = records.iter().filter_map(|record| match &record.event {
+        Event::Pitched(pitched) => Some(pitched.pitch.name.as_str()),
+        _ => None,
+    });
+    let names: Vec<&str> = pitched.collect();
+    let brought = ["fast 2 (one, a model)", "Fast 3 (one, a model)", "fast 4 (one, a model)"];
+    assert_eq!(names[1..], [&["FAST (one, a model)"][..], &brought].concat(), "{names:?}");
+}
