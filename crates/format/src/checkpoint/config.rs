@@ -42,6 +42,42 @@ const SILU: [&str; 15] = [
     "phi",
     "qwen",
 ];
+/// The same of architectures that GGUF files name and a `config.json` does not, or that it declares one for.
+const GGUF_SILU: [&str; 33] = [
+    "afmoe",
+    "arctic",
+    "baichuan",
+    "bailingmoe",
+    "chatglm",
+    "cohere2",
+    "command-r",
+    "dbrx",
+    "deci",
+    "dots",
+    "dream",
+    "falcon-h1",
+    "grovemoe",
+    "hunyuan",
+    "hy_v3",
+    "internlm2",
+    "jamba",
+    "laguna",
+    "llada",
+    "maincoder",
+    "mellum",
+    "mimo2",
+    "minicpm",
+    "nanbeige",
+    "orion",
+    "paddleocr",
+    "pangu-embedded",
+    "plamo",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "step35",
+    "xverse",
+];
 
 /// What was declared.
 #[derive(Clone, Debug, Default)]
@@ -161,10 +197,18 @@ impl ModelConfig {
     pub fn from_gguf(file: &gguf::File) -> Self {
         let architecture = file.text("general.architecture").map(str::to_owned);
         let gate = architecture.as_deref().map(|architecture| {
+            let limited = ["exp", "shexp"].map(|which| format!("{architecture}.swiglu_clamp_{which}"));
+            let named = |list: &[&str]| list.iter().any(|family| architecture.starts_with(family));
             let gate = match architecture {
+                _ if limited.iter().any(|key| file.has(key)) => {
+                    GateFunction::Other("limited layer by layer (swiglu_clamp)".to_owned())
+                }
                 "gpt-oss" => GateFunction::GptOss { clamp: 7.0 },
-                name if name.starts_with("gemma") => GateFunction::GeluTanh,
-                _ => GateFunction::Silu,
+                "grok" => GateFunction::GeluTanh,
+                "deepseek4" | "glm5-next" | "kimi-k3" | "minimax-m3" | "phi2" => unknown(architecture),
+                _ if named(&["gemma"]) => GateFunction::GeluTanh,
+                _ if named(&SILU) || named(&GGUF_SILU) => GateFunction::Silu,
+                _ => unknown(architecture),
             };
             (gate, "general.architecture".to_owned())
         });
@@ -189,6 +233,11 @@ impl Rules {
         let kind = field("model_type").and_then(Value::as_str);
         Self { gate: gate(kind, layer, field), routing: routing::from_json(kind, field) }
     }
+}
+
+/// The gate of a kind of model that declares none and is not known.
+fn unknown(kind: &str) -> GateFunction {
+    GateFunction::Other(format!("not declared by a model of type {kind:?}"))
 }
 
 /// How gate and up are joined, and which declaration says so; `None` where no model is named, either.
@@ -242,7 +291,7 @@ fn gate<'v>(
             match kind {
                 _ if kind.contains("gemma") => Some((GateFunction::GeluTanh, why)),
                 _ if SILU.iter().any(|family| kind.starts_with(family)) => Some((GateFunction::Silu, why)),
-                _ => other(format!("not declared by a model of type {kind:?}"), "which has no hidden_act"),
+                _ => Some((unknown(kind), "config.json, which has no hidden_act".to_owned())),
             }
         }
     }

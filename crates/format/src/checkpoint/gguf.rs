@@ -4,7 +4,7 @@
 //! nothing larger than the file's own header is ever allocated; arrays are passed over without being kept; tensors must
 //! be aligned, lie within the file and not overlap. Of the metadata only single texts and numbers are kept.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -125,6 +125,11 @@ impl File {
         self.contents.numbers.get(key).copied()
     }
 
+    /// Whether the metadata has an entry, of whichever type.
+    pub fn has(&self, key: &str) -> bool {
+        self.contents.keys.contains(key)
+    }
+
     /// A text of the metadata.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.contents.texts.get(key).map(String::as_str)
@@ -135,6 +140,7 @@ impl File {
 #[derive(Debug)]
 pub(super) struct Contents {
     tensors: BTreeMap<String, Tensor>,
+    keys: BTreeSet<String>,
     texts: BTreeMap<String, String>,
     numbers: BTreeMap<String, f64>,
 }
@@ -165,7 +171,7 @@ impl Contents {
         // A tensor takes at least 24 bytes of the table, an entry of the metadata at least 13.
         let tensors = reader.count(24, "tensors")?;
         let entries = reader.count(13, "metadata")?;
-        let Metadata { texts, numbers, alignment } = Metadata::read(&mut reader, entries)?;
+        let Metadata { keys, texts, numbers, alignment } = Metadata::read(&mut reader, entries)?;
         let mut table = Vec::new();
         for _ in 0..tensors {
             table.push(Entry::read(&mut reader)?);
@@ -175,12 +181,13 @@ impl Contents {
         let data = data.or_else(|| table.is_empty().then_some(bytes.len()));
         let data = data.ok_or("it ends before its tensors' bytes begin")?;
         let tensors = place(table, data, alignment, bytes.len())?;
-        Ok(Self { tensors, texts, numbers })
+        Ok(Self { tensors, keys, texts, numbers })
     }
 }
 
 /// What is kept of the metadata, and the alignment that it sets.
 struct Metadata {
+    keys: BTreeSet<String>,
     texts: BTreeMap<String, String>,
     numbers: BTreeMap<String, f64>,
     alignment: usize,
@@ -188,8 +195,8 @@ struct Metadata {
 
 impl Metadata {
     fn read(reader: &mut Reader<'_>, entries: usize) -> Result<Self, String> {
-        let mut found = Self { texts: BTreeMap::new(), numbers: BTreeMap::new(), alignment: 32 };
-        let mut seen = std::collections::BTreeSet::new();
+        let (texts, numbers) = (BTreeMap::new(), BTreeMap::new());
+        let mut found = Self { keys: BTreeSet::new(), texts, numbers, alignment: 32 };
         for _ in 0..entries {
             let key = reader.text("the key of an entry")?;
             let kind = reader.u32()?;
@@ -207,7 +214,7 @@ impl Metadata {
                     }
                 }
             }
-            if !seen.insert(key) {
+            if !found.keys.insert(key.to_owned()) {
                 return Err(format!("its metadata has the key {key:?} twice"));
             }
         }

@@ -163,6 +163,28 @@ fn deepseek_s_experts_are_found_by_its_own_names_and_types() {
 }
 
 #[test]
+fn the_gate_of_a_gguf_file_is_known_by_its_architecture_or_not_guessed() {
+    let file = fs::read(data("gguf_moe.gguf")).unwrap();
+    let unknown = |name: &str| GateFunction::Other(format!("not declared by a model of type {name:?}"));
+    for (name, expected) in [
+        ("qwen3moe", GateFunction::Silu),
+        ("minicpm3", GateFunction::Silu),
+        ("gemma4-x", GateFunction::GeluTanh),
+        // ReLU, and xIELU.
+        ("smallthi", unknown("smallthi")),
+        ("apertus_", unknown("apertus_")),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let mut bytes = file.clone();
+        let places: Vec<usize> = (0..bytes.len() - 8).filter(|&at| file[at..].starts_with(b"qwen3moe")).collect();
+        places.iter().for_each(|&at| bytes[at..at + 8].copy_from_slice(name.as_bytes()));
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(Checkpoint::open(&path).unwrap().gate(0), expected, "{name}");
+    }
+}
+
+#[test]
 fn gguf_decodes_as_its_own_package_decodes_it() {
     let model = open("gguf_moe.gguf");
     assert_decodes_as_expected(&model, &data("gguf_moe.expected.safetensors"));
