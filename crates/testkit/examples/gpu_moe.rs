@@ -8,8 +8,8 @@
 //! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too,
 //! also in turns with exact ones.
 //! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
-//! turns, with the same kernels otherwise: results must have the same bits. In FP8 all three are timed with weights that
-//! are rounded, and in turns with such as are looked up.
+//! turns, with the same kernels otherwise: results must have the same bits. In FP8 all three are timed with weights
+//! that are rounded, and in turns with such as are looked up.
 //! Layers by warps are checked and timed in turns with those by warpgroups, whichever are planned. Exit status 1 if
 //! anything is wrong.
 

@@ -46,8 +46,8 @@ impl Powers {
         })
     }
 
-    /// The byte of the scale that becomes lane 0's power of two, given what a tile's scales are multiplied with: a power
-    /// of two in a pair of halves.
+    /// The byte of the scale that becomes lane 0's power of two, given what a tile's scales are multiplied with: a
+    /// power of two in a pair of halves.
     fn least_byte(k: &mut Builder, lift: Reg<U32>) -> Reg<U32> {
         // s − 127 + lift + WEIGHT_EXPONENT is to be LEAST_POWER, and the half's exponent is lift + 15.
         let biased = k.shr(lift, 26);
