@@ -5,6 +5,8 @@
 //! neither its length nor the time of its last change.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -45,9 +47,23 @@ fn of_file(path: &Path) -> Option<Vec<u8>> {
     {
         return Some(digest.clone());
     }
-    let digest = Sha256::digest(std::fs::read(path).ok()?).to_vec();
+    let digest = of_bytes(File::open(path).ok()?).ok()?;
     known.insert(path.to_owned(), (stamp, digest.clone()));
     Some(digest)
+}
+
+/// The digest of a file, of which no more than a part is in memory at a time: a build may make as large a one as it
+/// likes.
+fn of_bytes(mut file: File) -> io::Result<Vec<u8>> {
+    let (mut hash, mut part) = (Sha256::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut part) {
+            Ok(0) => return Ok(hash.finalize().to_vec()),
+            Ok(length) => hash.update(&part[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// The folder of the first file that a command names by a path and that is no interpreter in a `bin`, whether it is
@@ -67,6 +83,16 @@ pub fn is_shared(folder: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_many_parts_has_the_digest_of_all_its_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        for length in [0, 1 << 16, 200_001] {
+            let (path, bytes) = (folder.path().join(length.to_string()), vec![7u8; length]);
+            std::fs::write(&path, &bytes).unwrap();
+            assert_eq!(of_file(&path).unwrap(), Sha256::digest(&bytes).to_vec());
+        }
+    }
 
     #[test]
     fn a_folder_is_that_of_the_first_file_that_is_no_interpreter() {
