@@ -86,7 +86,7 @@ fn parts(modules: &[Module<'_>], found: &mut Findings) {
         |module: &&Module<'_>| module.has_elements && !matches!(module.problem, None | Some(Error::Ambiguous { .. }));
     let incomplete: Vec<&Module<'_>> = modules.iter().filter(incomplete).collect();
     if let Some(Module { problem: Some(error), .. }) = incomplete.first() {
-        let says = format!("The tensors of a weight do not fit together: {error}.");
+        let says = format!("A weight cannot be read from its tensors: {error}.");
         found.add(Grade::Error, "incomplete-weight", incomplete.iter().map(|module| module.name), says);
     }
 }
