@@ -21,8 +21,8 @@ use super::tickets::Tickets;
 
 /// How long a helper looks for the next run, and a caller for the end of its own, before either sleeps.
 ///
-/// Neither offers its core to others meanwhile: since Linux 6.18 a thread that yields forfeits its time slice, and one
-/// that does so hundreds of times beside busy processes is behind them by a second.
+/// Neither offers its core to others meanwhile: beside busy processes a thread that yields waits for a time slice of
+/// theirs, each time. Three hundred yields took a second so (Linux 6.18).
 const PATIENCE: Duration = Duration::from_micros(100);
 /// Looks between two looks at the clock.
 const LOOKS: usize = 16;

@@ -173,8 +173,8 @@ class NvFp4Quantizer(HfQuantizer):
             model.set_submodule(name, NvFp4Experts(experts, routed, model.get_submodule(name)))
 
     def _shares(self, model: Any) -> dict[str, int]:
-        """What layers of experts may take of a GPU's memory, when all other tensors that are placed there lie there; those
-        that are not named go there whole."""
+        """What layers of experts may take of a GPU's memory, when all other tensors that are placed there lie there.
+        Those that are not named go there whole."""
         budget: int | None = self.quantization_config.gpu_budget
         experts = [name for name in self.plan.experts if self._is_on_gpu(name)]
         if budget is None or not experts:
