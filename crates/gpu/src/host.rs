@@ -97,9 +97,9 @@ impl HostExperts {
         let LayerSpec { weights, intermediate, precision, batch_invariant: invariant, split } = *spec;
         let family = Device::of(device)?.family;
         let shape_of = |mlps: &[MlpWeights<'_>], gated: bool, experts: usize| {
-            let shape = LayerShape::of(mlps, weights.gate(), intermediate).in_precision(precision);
+            let shape = LayerShape::of(mlps, weights.gate(), intermediate);
             let (experts, scaling) = (experts as u32, family.scaling(shape.scaling));
-            LayerShape { experts, scaling, invariant, gated, ..shape }
+            LayerShape { experts, scaling, invariant, gated, ..shape }.in_precision(precision)
         };
         let packed = |shape: &LayerShape, mlp: &MlpWeights<'_>| PackedExpert::new((family, team), shape, mlp);
         let of_all = |shared: &SharedWeights<'_>| {

@@ -160,8 +160,7 @@ pub enum Codes {
     Halves,
     /// bfloat16; halves with a few steps more.
     Bfloats,
-    /// Looking e4m3 numbers up, where scales are powers of two: about half the instructions of rounding them. No layer
-    /// is packed so unless its shape says it.
+    /// Looking e4m3 numbers up, where scales are powers of two: about half the instructions of rounding them.
     Nibbles,
 }
 

@@ -147,7 +147,6 @@ fn layers() -> Vec<(&'static str, LayerShape)> {
         ("mxfp4", LayerShape { scaling: Scaling::MxFp4, ..LAYER }),
         ("mxfp4-halves", LayerShape { scaling: Scaling::MxFp4, ..halves }),
         ("mxfp4-fp8", rounded_mx),
-        ("mxfp4-looked-up", LayerShape { codes: Codes::Nibbles, ..rounded_mx }),
         ("fp8", LAYER.in_precision(Precision::Fp8)),
         ("fp8-scaled", LayerShape { scaled: [true; 2], biased: true, ..LAYER }.in_precision(Precision::Fp8)),
     ]

@@ -8,8 +8,7 @@
 //! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too,
 //! also in turns with exact ones.
 //! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
-//! turns, with the same kernels otherwise: results must have the same bits. In FP8 all three are timed with weights
-//! that are rounded, and in turns with such as are looked up.
+//! turns, with the same kernels otherwise: results must have the same bits.
 //! Layers by warps are checked and timed in turns with those by warpgroups, whichever are planned. Exit status 1 if
 //! anything is wrong.
 
@@ -27,7 +26,6 @@ use gpu::experts::route::RouteSpec;
 use gpu::experts::shape::LayerShape;
 use gpu::families::sm90::kernel::MultiplySpec;
 use gpu::loaded::DeviceExperts;
-use gpu::pack::Codes;
 use gpu::products::WARPS;
 use gpu::{Launch, Spec, plan};
 use half::{bf16, f16};
@@ -51,7 +49,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 18] = [
+const STAGES: [(&str, Stage); 17] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -62,7 +60,6 @@ const STAGES: [(&str, Stage); 18] = [
     ("fp8-models", || models(Precision::Fp8)),
     ("fp8-timing", || timing(Precision::Fp8)),
     ("fp8-beside", fp8_beside),
-    ("fp8-look-up", fp8_look_up),
     ("mx-kinds", mx_kinds),
     ("mx-timing", mx_timing),
     ("by-warps", || beside(&[WARPS, DOWN_WARPS], &[Precision::Exact], &[1, 16, 64])),
@@ -256,7 +253,6 @@ fn mx_kinds() -> Result<Value> {
     let fp8 = kinds[1].1.in_precision(Precision::Fp8);
     let others = [
         ("mxfp4 in fp8", fp8),
-        ("mxfp4 looked up", LayerShape { codes: Codes::Nibbles, ..fp8 }),
         ("many powers of two", wide),
         ("many, in single precision", LayerShape { activation: Activation::F32, output: Output::F32, ..wide }),
     ];
@@ -818,26 +814,11 @@ fn timing(precision: Precision) -> Result<Value> {
     Ok(json!({"rows": rows}))
 }
 
-/// Exact layers and FP8 ones as planned.
+/// Exact layers and FP8 ones as planned, in turns.
 fn fp8_beside() -> Result<Value> {
-    let exact = models_in(Precision::Exact)?.into_iter();
-    pairs_in_turns(["exact", "fp8"], exact.zip(models_in(Precision::Fp8)?))
-}
-
-/// FP8 layers with MXFP4 weights that are multiplied and rounded, and with such as are looked up.
-fn fp8_look_up() -> Result<Value> {
-    let models = |codes| -> Result<_> {
-        let mx = move |shape| LayerShape { scaling: Scaling::MxFp4, codes, ..shape };
-        Ok(models_in(Precision::Fp8)?.into_iter().map(move |model| Model { shape: mx(model.shape), ..model }))
-    };
-    pairs_in_turns(["rounded", "looked up"], models(Codes::Halves)?.zip(models(Codes::Nibbles)?))
-}
-
-/// Each pair of layers as planned, in turns.
-fn pairs_in_turns(ways: [&str; 2], pairs: impl Iterator<Item = (Model, Model)>) -> Result<Value> {
     let context = device::context(0)?;
     let mut rows = Vec::new();
-    for pair in pairs {
+    for pair in models_in(Precision::Exact)?.into_iter().zip(models_in(Precision::Fp8)?) {
         let both = <[Model; 2]>::from(pair).map(|model| -> Result<_> {
             let layer = Layer::new(device::Device::of(0)?.family, model.shape, DIFFERENT, 3)?;
             let placed = DeviceExperts::new(0, model.shape, layer.packed().map(Ok))?;
@@ -867,9 +848,9 @@ fn pairs_in_turns(ways: [&str; 2], pairs: impl Iterator<Item = (Model, Model)>) 
                     calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })
                 })
             })?;
-            let ([first, second], [one, other]) = (ways, us);
-            println!("{name:14} {tokens:4} tokens: {first} {one:.1} µs, {second} {other:.1}: {:.2}", one / other);
-            rows.push(json!({"model": name, "tokens": tokens, "ways": ways, "us": us}));
+            let [exact, fp8] = us;
+            println!("{name:14} {tokens:4} tokens: exact {exact:.1} µs, fp8 {fp8:.1}: {:.2}", exact / fp8);
+            rows.push(json!({"model": name, "tokens": tokens, "exact_us": exact, "fp8_us": fp8}));
         }
     }
     Ok(json!({"rows": rows}))

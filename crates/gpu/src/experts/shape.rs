@@ -112,7 +112,10 @@ impl LayerShape {
     pub fn in_precision(self, precision: Precision) -> Self {
         match precision {
             Precision::Exact => LayerShape { precision, ..self },
-            Precision::Fp8 => LayerShape { precision, codes: Codes::Halves, partial: Output::BF16, ..self },
+            Precision::Fp8 => {
+                let codes = if self.scaling.is_mx() { Codes::Nibbles } else { Codes::Halves };
+                LayerShape { precision, codes, partial: Output::BF16, ..self }
+            }
         }
     }
 
@@ -198,8 +201,10 @@ impl LayerShape {
             Err(Error::Mismatch { group: 0, what, found: found.to_owned(), expected: expected.to_owned() })
         };
         self.precision.check_layer(self.intermediate, self.adapted.is_some())?;
-        if self.codes == Codes::Nibbles && !(self.precision == Precision::Fp8 && self.scaling.is_mx()) {
-            return unfit("the order of words", "nibbles", "another, since weights are not looked up");
+        match (self.codes == Codes::Nibbles, self.precision == Precision::Fp8 && self.scaling.is_mx()) {
+            (true, false) => return unfit("the order of words", "nibbles", "another, since weights are not looked up"),
+            (false, true) => return unfit("the order of words", "another", "nibbles, since weights are looked up"),
+            _ => {}
         }
         if self.activation == Activation::NvFp4 {
             return unfit("the tokens' type", "nvfp4", "f16, bf16 or f32");

@@ -109,9 +109,10 @@ impl Packed {
         gate: Option<&[f32]>,
     ) -> Result<Self> {
         let (experts, gated) = (slots.len() as u32, gate.is_some());
-        let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate).in_precision(spec.precision);
+        let shape = LayerShape::of(mlps, spec.weights.gate(), spec.intermediate);
         let scaling = on.family.scaling(shape.scaling);
         let shape = LayerShape { experts, scaling, invariant: spec.batch_invariant, gated, ..shape };
+        let shape = shape.in_precision(spec.precision);
         let (mut matrices, mut numbers) = (Vec::new(), Numbers::default());
         let mut known: HashMap<u32, PackedExpert> = HashMap::new();
         for &expert in slots {
