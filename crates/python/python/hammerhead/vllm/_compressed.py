@@ -41,7 +41,7 @@ from hammerhead.vllm._packed import (
     local_ids,
     not_a_number,
 )
-from hammerhead.vllm._plain import PlainExpertsMethod, PlainLinear, plain, requantised
+from hammerhead.vllm._plain import PlainExpertsMethod, PlainLinear, plain, requantised, runs
 
 SCALES = ("w13_weight_scale", "w13_weight_global_scale", "w2_weight_scale", "w2_weight_global_scale")
 """The parameters of experts that hold scales of weights."""
@@ -108,7 +108,8 @@ class OtherScheme(CompressedTensorsScheme):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         check_loaded(self.prefix, layer, "weight_scale")
-        if self.has_kernel and not requantised(layer, alike=True):
+        usable = self.has_kernel and runs(getattr(self.scheme, "fp8_linear", None), self.dtype)
+        if usable and not requantised(layer, alike=True):
             self.scheme.process_weights_after_loading(layer)
             return
         check_own_product(self.prefix, layer)

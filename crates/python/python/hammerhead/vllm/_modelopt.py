@@ -29,7 +29,7 @@ from hammerhead.vllm._packed import (
     local_ids,
     not_a_number,
 )
-from hammerhead.vllm._plain import PlainExpertsMethod, PlainLinear, plain, requantised
+from hammerhead.vllm._plain import PlainExpertsMethod, PlainLinear, plain, requantised, runs
 
 ALGORITHMS = ("NVFP4", "W4A16_NVFP4")
 
@@ -98,7 +98,8 @@ class ModelOptHammerheadOtherLinearMethod(modelopt.ModelOptLinearMethod):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         check_loaded(self.prefix, layer, "weight_scale")
-        if self.kernel is not None and not requantised(layer, alike=False):
+        usable = self.kernel is not None and runs(self.kernel, self.input_dtype)
+        if usable and not requantised(layer, alike=False):
             super().process_weights_after_loading(layer)
             return
         check_own_product(self.prefix, layer)

@@ -105,6 +105,15 @@ def requantised(layer: Any, alike: bool) -> bool:
     return bool(current_platform.is_cpu() and per_matrix and (alike or (scales != scales[0]).any()))
 
 
+NOT_SINGLE = ("CPUFp8PerTensorScaledMMLinearKernel", "CPUFp8BlockScaledMMKernel")
+"""vLLM's kernels, for processors with AMX, that are chosen for single precision and refuse it when they are called."""
+
+
+def runs(kernel: Any, dtype: torch.dtype) -> bool:
+    """Whether a kernel that vLLM has chosen computes with activations of this type."""
+    return dtype != torch.float32 or type(kernel).__name__ not in NOT_SINGLE
+
+
 def _narrowed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The same numbers in a type, if it has them all; else as they are."""
     narrow = weight.to(dtype)
