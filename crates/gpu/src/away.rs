@@ -5,10 +5,10 @@
 //! beside                  └─ send ─ the host's experts ──────┘
 //! ```
 //!
-//! `place` leaves the ids of the host's entries in memory that both reach, `send` their tokens; then the driver calls a
-//! function on a thread of its own, which has [`HostRows`] compute; and `combine` adds rows of both kinds in the order
-//! in which a token has its experts. All of it is queued, or is part of a graph, and nobody waits on the caller's
-//! thread.
+//! `place` leaves the ids of the host's entries in memory that both reach, `send` their tokens; then the stream rings a
+//! [bell](crate::bell), and the thread that answers it has [`HostRows`] compute; and `combine` adds rows of both kinds
+//! in the order in which a token has its experts. All of it is queued, or is part of a graph, and nobody waits on the
+//! caller's thread.
 //!
 //! **Many rows.** The host computes a row in a time of its own, but weights need be brought to the device once for any
 //! number of rows. So where a call has at least so many rows as the layer's [`Split`] says, the host
@@ -25,7 +25,6 @@
 //! NaN then, and the next call is refused with the reason.
 
 use std::any::Any;
-use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::slice;
@@ -35,6 +34,7 @@ use format::{Dense, Values};
 use half::{bf16, f16};
 use op::{Activation, Error, HostCall, HostRows, Result, Split};
 
+use crate::bell::Answer;
 use crate::device::Device;
 use crate::driver::{DeviceMemory, PinnedMemory, Stream};
 use crate::experts::NOBODY;
@@ -286,42 +286,6 @@ impl Task {
         Task { experts, memory, places, shape: *shape, tokens: tokens as usize }
     }
 
-    /// Queues it.
-    ///
-    /// # Safety
-    ///
-    /// The task must stay until the stream, or every graph of which this becomes a part, has done it for the last time.
-    /// What the device leaves for it has been queued before.
-    pub(crate) unsafe fn queue(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: `run_task` takes it for the task that it is, which stays, as the caller promises.
-        unsafe { stream.call(run_task, std::ptr::from_ref(self).cast_mut().cast()) }
-    }
-
-    /// Has the host compute. If it cannot, what it should have computed is NaN.
-    fn run(&self) {
-        // SAFETY: the device has written the places that are read, and touches none of them before this returns.
-        let Some(Left { tokens, ids, weights, rows }) = (unsafe { self.left() }) else {
-            let (found, needed) = (self.memory.bytes(), self.places.bytes);
-            // All ones are NaN, wherever the device looks for its rows.
-            // SAFETY: the device touches none of it before this returns.
-            unsafe { self.memory.fill(0xFF) };
-            return self.fail(format!("{found} bytes of the {needed} that a call exchanges were there"));
-        };
-        let (top, hidden) = (self.shape.top as usize, self.shape.hidden as usize);
-        let done = catch_unwind(AssertUnwindSafe(|| {
-            let tokens = Dense::new(self.tokens, hidden, tokens, 1.0)?;
-            self.experts.host.compute(HostCall { tokens: &tokens, ids, weights, top, rows: &mut *rows })
-        }));
-        let reason = match done {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(panic) => said(&*panic),
-        };
-        let of_host = rows.chunks_mut(hidden).zip(ids).filter(|(_, id)| **id != NOBODY);
-        of_host.for_each(|(row, _)| row.fill(f32::NAN));
-        self.fail(reason);
-    }
-
     /// Leaves what went wrong for the next call.
     fn fail(&self, reason: String) {
         *self.experts.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
@@ -354,6 +318,33 @@ impl Task {
     }
 }
 
+impl Answer for Task {
+    /// Has the host compute. If it cannot, what it should have computed is NaN.
+    fn answer(&self) {
+        // SAFETY: the device has written the places that are read, and touches none of them before this returns.
+        let Some(Left { tokens, ids, weights, rows }) = (unsafe { self.left() }) else {
+            let (found, needed) = (self.memory.bytes(), self.places.bytes);
+            // All ones are NaN, wherever the device looks for its rows.
+            // SAFETY: the device touches none of it before this returns.
+            unsafe { self.memory.fill(0xFF) };
+            return self.fail(format!("{found} bytes of the {needed} that a call exchanges were there"));
+        };
+        let (top, hidden) = (self.shape.top as usize, self.shape.hidden as usize);
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            let tokens = Dense::new(self.tokens, hidden, tokens, 1.0)?;
+            self.experts.host.compute(HostCall { tokens: &tokens, ids, weights, top, rows: &mut *rows })
+        }));
+        let reason = match done {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => said(&*panic),
+        };
+        let of_host = rows.chunks_mut(hidden).zip(ids).filter(|(_, id)| **id != NOBODY);
+        of_host.for_each(|(row, _)| row.fill(f32::NAN));
+        self.fail(reason);
+    }
+}
+
 /// What the device has left for the host, and where that leaves its rows.
 struct Left<'a> {
     tokens: Values<'a>,
@@ -368,13 +359,6 @@ struct Left<'a> {
 unsafe fn slice_at<'a, T>(start: NonNull<u8>, length: usize) -> &'a [T] {
     // SAFETY: the caller's promise is the same.
     unsafe { slice::from_raw_parts(start.as_ptr().cast(), length) }
-}
-
-/// What the driver calls.
-unsafe extern "C" fn run_task(task: *mut c_void) {
-    // SAFETY: `Task::queue` was given a task that stays until it has been called for the last time.
-    let task = unsafe { &*task.cast::<Task>() };
-    task.run();
 }
 
 /// The words of a panic.

@@ -28,6 +28,7 @@
 //! ```
 
 pub mod away;
+mod bell;
 pub mod blank;
 pub mod cuda;
 pub mod device;

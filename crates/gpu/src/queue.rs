@@ -12,6 +12,7 @@ use op::operands::TokenShape;
 use op::{Activation, Config, Error, PackedWeights, Precision, Problem, Result, check_weights};
 
 use super::away::Task;
+use super::bell::Bell;
 use super::device::{self, Device, DeviceWeights};
 use super::driver::{Capture, Context, DeviceMemory, EncodedLaunch, Event, Graph, PinnedMemory, Stream, graveyard};
 use super::expand::TokenForm;
@@ -112,9 +113,10 @@ impl Call {
                 let host = launches.host.zip(layer.away()).zip(exchange).map(|((part, away), exchange)| {
                     let (away, exchange) = (Arc::clone(away), Arc::clone(exchange));
                     let task = Arc::new(Task::new(away, exchange, layer.shape(), call.tokens));
-                    Box::new(Beside { after: part.after, send: part.send, task })
+                    let bell = Arc::new(Bell::new(device.context, task)?);
+                    Ok::<_, Error>(Box::new(Beside { after: part.after, send: part.send, bell }))
                 });
-                Ok(Work { launches: launches.all, host, fetches: launches.fetches })
+                Ok(Work { launches: launches.all, host: host.transpose()?, fetches: launches.fetches })
             }
             _ => Err(Error::Forgotten),
         }
@@ -174,13 +176,13 @@ struct Work<L = Launch> {
     fetches: Vec<Fetch>,
 }
 
-/// The host's part after so many launches, beside the others and before the last: what brings tokens to it, and what
-/// it then does.
+/// The host's part after so many launches, beside the others and before the last: what brings tokens to it, and the
+/// bell that it then answers.
 #[derive(Debug)]
 struct Beside<L> {
     after: usize,
     send: L,
-    task: Arc<Task>,
+    bell: Arc<Bell>,
 }
 
 impl Work<EncodedLaunch> {
@@ -200,15 +202,15 @@ impl Work<EncodedLaunch> {
         let (Some(host), Some((last, others))) = (&self.host, self.launches.split_last()) else {
             return each(&self.launches);
         };
-        let Beside { after, send, task } = &**host;
+        let Beside { after, send, bell } = &**host;
         if let Some(capture) = stream.capturing()? {
-            capture.keep(Arc::clone(task))?;
+            capture.keep(Arc::clone(bell))?;
         }
         let beside = Stream::new(stream.context())?;
         each(&others[..*after])?;
         beside.wait_for(&Event::record(stream)?)?;
         // SAFETY: the caller's promise is the same.
-        unsafe { send.queue(&beside).and_then(|()| task.queue(&beside)) }?;
+        unsafe { send.queue(&beside).and_then(|()| bell.ring(&beside)) }?;
         each(&others[*after..])?;
         stream.wait_for(&Event::record(&beside)?)?;
         each(std::slice::from_ref(last))
@@ -607,9 +609,9 @@ impl LaunchQueue {
     /// Work as the driver takes it.
     fn encoded(&self, work: Work) -> Result<Work<EncodedLaunch>> {
         let host = work.host.map(|host| {
-            let Beside { after, send, task } = *host;
+            let Beside { after, send, bell } = *host;
             let send = self.encode(std::slice::from_ref(&send))?.remove(0);
-            Ok::<_, Error>(Box::new(Beside { after, send, task }))
+            Ok::<_, Error>(Box::new(Beside { after, send, bell }))
         });
         Ok(Work { launches: self.encode(&work.launches)?, host: host.transpose()?, fetches: work.fetches })
     }

@@ -61,8 +61,8 @@ macro_rules! give_handles {
 }
 
 succeed! {
-    cuCtxSetCurrent cuCtxResetPersistingL2Cache cuLinkDestroy cuModuleUnload cuFuncSetAttribute cuMemFree_v2 cuMemFreeHost cuIpcGetMemHandle
-    cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuPointerGetAttribute cuStreamWaitEvent cuLaunchHostFunc
+    cuCtxSetCurrent cuCtxResetPersistingL2Cache cuLinkDestroy cuModuleUnload cuFuncSetAttribute cuMemFree_v2 cuMemFreeHost cuMemHostRegister_v2 cuIpcGetMemHandle
+    cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuPointerGetAttribute cuStreamWaitEvent
     cuStreamWaitValue32_v2 cuStreamWriteValue32_v2 cuStreamDestroy_v2 cuThreadExchangeStreamCaptureMode
     cuGraphRetainUserObject cuStreamBeginCapture_v2 cuGraphLaunch cuGraphExecDestroy cuGraphDestroy cuEventRecord
     cuEventQuery cuEventDestroy_v2 cuTensorMapEncodeTiled
@@ -229,6 +229,12 @@ pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut u8, bytes: usize, _flags: u32) -> c_int {
     unsafe { to.write(memory(bytes)) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(to: *mut u64, host: *mut c_void, _flags: u32) -> c_int {
+    unsafe { to.write(host.addr() as u64) };
     0
 }
 

@@ -33,7 +33,7 @@ pub use function::{EncodedLaunch, Function};
 pub use lent::LentMemory;
 pub use memory::{DeviceMemory, PointerKind};
 pub use monitor::{Monitor, Reading};
-pub use pinned::PinnedMemory;
+pub use pinned::{PinnedMemory, SharedWords};
 pub use stream::{Capture, Event, Graph, Stream};
 
 use std::ffi::{CStr, c_char, c_int};

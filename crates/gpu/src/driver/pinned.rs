@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::AtomicU32;
 
 use super::Context;
 use op::{Error, Result};
@@ -81,5 +82,51 @@ impl Drop for PinnedMemory {
             // SAFETY: allocated by `new` and freed once. Whoever queues work that uses it keeps it until that is done.
             unsafe { (self.context.symbols.host_free)(self.start.as_ptr().cast()) };
         }
+    }
+}
+
+/// Words that host and device both reach until the process ends. They are the host's own memory, which the driver only
+/// holds in place: a thread may look at them also while the process ends, when the driver has taken back its own.
+#[derive(Debug)]
+pub struct SharedWords {
+    words: &'static [AtomicU32],
+    /// Where the device finds them.
+    address: u64,
+}
+
+impl SharedWords {
+    /// So many words, all zero.
+    pub fn new(context: &'static Context, count: usize) -> Result<Self> {
+        let Self { words, .. } = Self::of_host(count);
+        let (start, bytes) = (words.as_ptr().cast_mut().cast(), size_of_val(words));
+        let _entered = context.enter()?;
+        let _unhindered = context.unhindered()?;
+        // SAFETY: the memory is there, and stays.
+        let status = unsafe { (context.symbols.host_register)(start, bytes, EVERYWHERE) };
+        if NOT_HELD.contains(&status) {
+            return Err(Error::Pinned { bytes, what: "words between a stream and the host" });
+        }
+        context.called("cuMemHostRegister", status)?;
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let status = unsafe { (context.symbols.host_address)(&mut address, start, 0) };
+        context.called("cuMemHostGetDevicePointer", status)?;
+        Ok(SharedWords { words, address })
+    }
+
+    /// The same where no device reaches them.
+    pub(crate) fn of_host(count: usize) -> Self {
+        let words: &'static [AtomicU32] = (0..count).map(|_| AtomicU32::new(0)).collect::<Vec<_>>().leak();
+        SharedWords { words, address: 0 }
+    }
+
+    /// The words, for the host.
+    pub fn host(&self) -> &'static [AtomicU32] {
+        self.words
+    }
+
+    /// Where the device finds one of them.
+    pub fn address(&self, word: usize) -> u64 {
+        self.address + (word * size_of::<AtomicU32>()) as u64
     }
 }

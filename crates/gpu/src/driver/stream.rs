@@ -100,13 +100,13 @@ impl Stream {
         self.context.called("cuStreamSynchronize", unsafe { (self.context.symbols.stream_synchronize)(self.raw) })
     }
 
-    /// Queues a wait, on the device, until a word of its memory holds a value: another stream's, or another process's,
-    /// to write.
+    /// Queues a wait, on the device, until a word holds a value: another stream's, another process's, or the host's to
+    /// write.
     ///
     /// # Safety
     ///
-    /// The address is that of four bytes of this device's memory, a multiple of four, which stay until the wait is
-    /// over.
+    /// The address is that of four bytes of this device's memory, or of the host's that it reaches, a multiple of four,
+    /// which stay until the wait is over.
     pub unsafe fn wait_for_word(&self, address: u64, value: u32) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: the stream is alive; the word is the caller's promise.
@@ -132,19 +132,6 @@ impl Stream {
         // SAFETY: both are alive.
         let status = unsafe { (self.context.symbols.stream_wait_event)(self.raw, event.raw, 0) };
         self.context.called("cuStreamWaitEvent", status)
-    }
-
-    /// Queues the calling of a function on a thread of the driver's, which may not call the driver.
-    ///
-    /// # Safety
-    ///
-    /// What the function is given must stay until the stream, or every graph of which this becomes a part, has called
-    /// it for the last time.
-    pub unsafe fn call(&self, function: unsafe extern "C" fn(*mut c_void), given: *mut c_void) -> Result<()> {
-        let _entered = self.context.enter()?;
-        // SAFETY: the stream is alive; what the function is given is the caller's promise.
-        let status = unsafe { (self.context.symbols.stream_host_function)(self.raw, function, given) };
-        self.context.called("cuLaunchHostFunc", status)
     }
 
     /// The graph of which what is queued now becomes a part, if it does instead of being done.

@@ -106,6 +106,8 @@ symbols! {
     memory_set = "cuMemsetD8Async" (u64, u8, usize, Handle);
     host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost" (*mut c_void);
+    host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    host_address = "cuMemHostGetDevicePointer_v2" (*mut u64, *mut c_void, c_uint);
     memory_export = "cuIpcGetMemHandle" (*mut MemoryHandle, u64);
     memory_import = "cuIpcOpenMemHandle_v2" (*mut u64, MemoryHandle, c_uint);
     memory_close = "cuIpcCloseMemHandle" (u64);
@@ -117,7 +119,6 @@ symbols! {
     stream_context = "cuStreamGetCtx" (Handle, *mut Handle);
     stream_synchronize = "cuStreamSynchronize" (Handle);
     stream_wait_event = "cuStreamWaitEvent" (Handle, Handle, c_uint);
-    stream_host_function = "cuLaunchHostFunc" (Handle, unsafe extern "C" fn(*mut c_void), *mut c_void);
     stream_wait_value = "cuStreamWaitValue32_v2" (Handle, u64, u32, c_uint);
     stream_write_value = "cuStreamWriteValue32_v2" (Handle, u64, u32, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (Handle);

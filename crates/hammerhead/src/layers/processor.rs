@@ -54,8 +54,13 @@ impl ProcessorExperts {
 
 impl HostRows for ProcessorExperts {
     fn compute(&self, HostCall { tokens, ids, weights, rows, .. }: HostCall<'_>) -> Result<()> {
-        let team = self.engine.team();
-        let (ones, experts) = (vec![1.0; ids.len()], self.stack.scales().len());
+        let (team, experts) = (self.engine.team(), self.stack.scales().len());
+        if ids.iter().all(|&id| id as usize >= experts) {
+            return Ok(());
+        }
+        // Its threads wake while rows are sorted.
+        team.wake();
+        let ones = vec![1.0; ids.len()];
         // What is beyond all experts is nobody's, as a negative number is.
         let ids: Vec<i32> = ids.iter().map(|id| id.cast_signed()).collect();
         let routed = Routed::given(Ids::I32(&ids), weights.unwrap_or(&ones), tokens.rows(), experts)?;
@@ -63,10 +68,6 @@ impl HostRows for ProcessorExperts {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let Workspace { sorted, outputs, .. } = &mut *kept;
         sorted.sort(&routed, 0..tokens.rows(), experts);
-        if sorted.len() == 0 {
-            return Ok(());
-        }
-        team.wake();
         let width = self.stack.widths()[2];
         outputs.resize(sorted.len() * width, 0.0);
         let values = sorted.gather(tokens, &routed, team)?;
