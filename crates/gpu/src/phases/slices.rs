@@ -1,5 +1,5 @@
 //! Codes and scales of packed words as pairs of 16-bit numbers, for the kernels that dequantise in registers. The
-//! layout of words and scale bytes is described in [`crate::pack`].
+//! layout of words and scale bytes is described in [`crate::pack`], that of FP8 in [`crate::fp8`].
 
 use ptx::{Builder, Reg, U32};
 
@@ -8,6 +8,14 @@ use crate::pack::Codes;
 
 /// A signs-only mask for bits that shifts have brought there: (a & b) | c.
 pub(crate) const AND_OR: u8 = 0xea;
+
+/// Signs of a pair of FP8 numbers, and its magnitudes as halves and as bfloat16.
+pub(crate) const SIGNS: u32 = 0x8000_8000;
+const HALVES: u32 = 0x3f80_3f80;
+const BFLOATS: u32 = 0x07f0_07f0;
+/// 2⁸, which moved bits of FP8 lack as halves, and 2¹²⁰, which they lack as bfloat16: pairs.
+pub(crate) const TO_HALVES: u64 = 0x5c00_5c00;
+pub(crate) const TO_BFLOATS: u64 = 0x7b80_7b80;
 
 /// The scales of the two slices that one of a unit's two words covers, as a pair of floats.
 pub(crate) fn scale_pair(k: &mut Builder, element: Tokens, scales: Reg<U32>, word: usize) -> Reg<U32> {
@@ -98,4 +106,28 @@ fn halves_of_bfloats(k: &mut Builder, word: Reg<U32>, second: usize) -> [Reg<U32
         let both = k.mul(pair, 9);
         k.and(both, 0x8e00_8e00)
     })
+}
+
+/// The two pairs of a word of FP8, each where the element has its sign, exponent and mantissa: times 2⁸ they are halves
+/// of the numbers' value, or times 2¹²⁰ bfloat16.
+pub(crate) fn pairs_of_bytes(k: &mut Builder, element: Tokens, word: Reg<U32>) -> [Reg<U32>; 2] {
+    let halves = element == Tokens::F16;
+    let near = if halves {
+        k.and(word, SIGNS | HALVES)
+    } else {
+        let moved = k.shr(word, 3);
+        let magnitude = k.and(moved, BFLOATS);
+        k.lop3(word, SIGNS, magnitude, AND_OR)
+    };
+    let moved = k.shl(word, if halves { 7 } else { 4 });
+    let magnitude = k.and(moved, if halves { HALVES } else { BFLOATS });
+    let sign = k.shl(word, 1);
+    [near, k.lop3(sign, SIGNS, magnitude, AND_OR)]
+}
+
+/// 2¹²⁰ times the power of two of 32 numbers of MXFP8, twice a bfloat16: of a row's two bytes the first or the second,
+/// and 120 more.
+pub(crate) fn byte_power(k: &mut Builder, bytes: Reg<U32>, second: bool) -> Reg<U32> {
+    let byte = if second { k.shr(bytes, 8) } else { k.and(bytes, 0xff) };
+    k.mul_add(byte, 0x0080_0080u32, 120 * 0x0080_0080)
 }

@@ -9,16 +9,8 @@ use format::Scaling;
 use ptx::instr::Width;
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Reg, Shared, U32};
 
-use super::fragments::AND_OR;
 use super::{SLICES, Tokens, WarpMultiplySpec};
-
-/// Signs of a pair, and its magnitudes as halves and as bfloat16.
-const SIGNS: u32 = 0x8000_8000;
-const HALVES: u32 = 0x3f80_3f80;
-const BFLOATS: u32 = 0x07f0_07f0;
-/// 2⁸, which moved bits lack as halves, and 2¹²⁰, which they lack as bfloat16: pairs.
-const TO_HALVES: u64 = 0x5c00_5c00;
-const TO_BFLOATS: u64 = 0x7b80_7b80;
+use crate::phases::slices::{SIGNS, TO_BFLOATS, TO_HALVES, byte_power, pairs_of_bytes};
 
 /// One thread's share of a fragment of FP8 weights. Index 0 is the strip of rows r, index 1 that of rows r + 8.
 pub(super) struct ByteWeights {
@@ -116,11 +108,11 @@ impl ByteWeights {
     pub fn dequantise(&self, k: &mut Builder, set: usize, slice: u32) {
         for row in 0..2 {
             if self.takes_powers() && slice.is_multiple_of(2) {
-                let power = self.power(k, self.scales[row][0], slice);
+                let power = byte_power(k, self.scales[row][0], slice >= SLICES / 2);
                 k.set(self.powers[row], power);
             }
             let word = self.words[row][slice as usize];
-            for (column, bits) in self.pairs(k, word).into_iter().enumerate() {
+            for (column, bits) in pairs_of_bytes(k, self.element, word).into_iter().enumerate() {
                 let value = self.valued(k, bits, row);
                 k.set(self.sets[set][row + 2 * column], value);
             }
@@ -130,28 +122,6 @@ impl ByteWeights {
     /// Whether weights are multiplied with powers of two of their own.
     fn takes_powers(&self) -> bool {
         self.scaling == Scaling::MxFp8 && self.element != Tokens::F16
-    }
-
-    /// 2¹²⁰ times the power of two of two slices, twice a bfloat16: of a row's two bytes one, and 120 more.
-    fn power(&self, k: &mut Builder, bytes: Reg<U32>, slice: u32) -> Reg<U32> {
-        let byte = if slice < SLICES / 2 { k.and(bytes, 0xff) } else { k.shr(bytes, 8) };
-        k.mul_add(byte, 0x0080_0080u32, 120 * 0x0080_0080)
-    }
-
-    /// The two pairs of a word, each where the element has its sign, exponent and mantissa.
-    fn pairs(&self, k: &mut Builder, word: Reg<U32>) -> [Reg<U32>; 2] {
-        let halves = self.element == Tokens::F16;
-        let near = if halves {
-            k.and(word, SIGNS | HALVES)
-        } else {
-            let moved = k.shr(word, 3);
-            let magnitude = k.and(moved, BFLOATS);
-            k.lop3(word, SIGNS, magnitude, AND_OR)
-        };
-        let moved = k.shl(word, if halves { 7 } else { 4 });
-        let magnitude = k.and(moved, if halves { HALVES } else { BFLOATS });
-        let sign = k.shl(word, 1);
-        [near, k.lop3(sign, SIGNS, magnitude, AND_OR)]
     }
 
     /// Moved bits times what they lack. Adding −0 to a product changes nothing.

@@ -8,7 +8,7 @@ use ptx::{Addr, Bf16x2, Builder, F16x2, PackedPair, Reg, Shared, U32, W32};
 
 use super::{SLICES, TOKEN_BYTES, Tokens, WarpMultiplySpec};
 use crate::pack::Codes;
-use crate::phases::slices::{pairs_of_slice, power_pair, scale_pair};
+use crate::phases::slices::{AND_OR, pairs_of_slice, power_pair, scale_pair};
 
 /// One thread's share of a fragment of weights: words and scales as they come, and what was made of them. Index 0 is
 /// the strip of rows r, index 1 that of rows r + 8.
@@ -236,9 +236,6 @@ pub(super) fn turned(k: &mut Builder, row: Reg<U32>, plain: bool) -> Reg<U32> {
     let (odd, pair) = (k.and(row, 1), k.shr(row, 1));
     k.mul_add(odd, 4, pair)
 }
-
-/// `(a & b) | c` as [`Builder::lop3`] takes it.
-pub(super) const AND_OR: u8 = (0xF0 & 0xCC) | 0xAA;
 
 /// The element that a kind of tokens is multiplied as.
 pub(super) fn element(tokens: Tokens) -> MatrixElement {
