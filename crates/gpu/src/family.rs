@@ -97,6 +97,12 @@ pub trait Family: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether its kernels are those to compute a problem's products with on its GPUs. FP8 weights lie alike for all
+    /// families, and `sm80`'s kernels take what another family's do not.
+    fn computes(&self, problem: &Problem) -> bool {
+        !problem.scaling().is_fp8()
+    }
+
     /// The settings that its configurations may have beside those that all have.
     fn settings(&self) -> &'static [Setting] {
         &[]

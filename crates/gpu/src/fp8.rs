@@ -8,14 +8,14 @@
 //! 2048..    scales: for each of 32 rows, nothing (fp8), a byte per 32 of k (mxfp8), or a float per 64 or per 32
 //! ```
 //!
-//! **A word** holds four weights of one row, those that one thread contributes to an `mma.sync`: with c = lane % 4,
-//! columns 2c, 2c + 1, 2c + 8 and 2c + 9 of a step of 16. Each half of the word has two of them, even columns in the
-//! low one: 2c with its sign in bit 15 and its magnitude in bits 7..14, where these are a half worth 2⁻⁸ of the weight,
-//! and 2c + 8 with its sign in bit 14 and its magnitude in bits 0..7.
+//! **A word** holds four weights of one row, those that one thread contributes to a step of 16 of `mma.sync` or wgmma:
+//! with c = lane % 4, columns 2c, 2c + 1, 2c + 8 and 2c + 9 of a step of 16. Each half of the word has two of them,
+//! even columns in the low one: 2c with its sign in bit 15 and its magnitude in bits 7..14, where these are a half
+//! worth 2⁻⁸ of the weight, and 2c + 8 with its sign in bit 14 and its magnitude in bits 0..7.
 //!
 //! **Scales** of a row are taken apart as [`RowScales`] does: a factor of the row, which multiplies finished sums, and
 //! what is left for its segments, at most 2. A byte of MXFP8 is the biased exponent of that, at most 127. **A factor**
-//! of a row is a float and the exponent of a power of two that multiplies it: eight bytes ([`factor_words`]).
+//! of a row is a float and the exponent of a power of two that multiplies it: eight bytes.
 
 use format::{Fp8Matrix, Fp8Scales, Scaling};
 use op::fp8::{RowScales, Segments};
@@ -40,21 +40,23 @@ pub(crate) fn stretch(scaling: Scaling, tokens: Tokens) -> Option<u32> {
     }
 }
 
-/// The same in the words of the bound.
+/// The same in the words of the bound: whichever family computes, sums are made of the same stretches.
 pub(crate) fn segments(scaling: Scaling, activation: Activation) -> Segments {
     let stretch = stretch(scaling, Tokens::of(activation));
     stretch.map_or(Segments::Blocks, |stretch| Segments::Every(stretch as usize))
 }
 
-/// A packed matrix: chunks, and the factors of its rows.
+/// A packed matrix.
 #[derive(Debug)]
-pub(crate) struct PackedBytes {
+pub struct PackedBytes {
+    /// Its chunks.
     pub chunks: Vec<u8>,
+    /// The factors of its rows.
     pub factors: Vec<u8>,
 }
 
 /// Packs a matrix on a team's threads.
-pub(crate) fn pack(matrix: &Fp8Matrix<'_>, team: &Team) -> Result<PackedBytes> {
+pub fn pack(matrix: &Fp8Matrix<'_>, team: &Team) -> Result<PackedBytes> {
     let rows = (0..matrix.rows()).map(|row| RowScales::of(matrix, row)).collect::<Result<Vec<_>>>()?;
     let chunk = Chunk::of(matrix.scaling());
     let run = matrix.k().div_ceil(CHUNK_DEPTH) * chunk.bytes() as usize;

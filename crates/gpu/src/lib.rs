@@ -40,7 +40,7 @@ pub mod facts;
 pub mod families;
 mod family;
 pub mod foretold;
-mod fp8;
+pub mod fp8;
 pub mod host;
 pub mod join;
 mod launch;

@@ -115,13 +115,19 @@ impl Chunk {
     }
 }
 
-/// How a chunk's scales lie.
+/// How a chunk's scales lie, and so how large its weights are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scales {
     /// Those of NVFP4: a byte per row and 16 of k.
     Sixteens,
     /// Those of MXFP4: a byte per row and 32 of k.
     ThirtyTwos,
+    /// None: those of FP8's rows multiply finished sums.
+    Fp8,
+    /// Those of MXFP8: a byte per row and 32 of k.
+    MxFp8,
+    /// Those of FP8's blocks: a float per row and 64 of k.
+    Fp8By64,
 }
 
 impl Scales {
@@ -130,16 +136,37 @@ impl Scales {
         match scaling {
             Scaling::NvFp4 => Ok(Scales::Sixteens),
             Scaling::MxFp4 | Scaling::WideMxFp4 => Ok(Scales::ThirtyTwos),
-            _ => Err(format!("these kernels multiply codes of four bits, and {scaling} has eight")),
+            Scaling::Fp8 => Ok(Scales::Fp8),
+            Scaling::MxFp8 => Ok(Scales::MxFp8),
+            Scaling::Fp8By64 => Ok(Scales::Fp8By64),
+            Scaling::Fp8By32 => Err(format!("these kernels take scales for 64 of K at least, not {scaling}")),
         }
+    }
+
+    /// The matrices that share scales so.
+    pub const fn scaling(self) -> Scaling {
+        match self {
+            Scales::Sixteens => Scaling::NvFp4,
+            Scales::ThirtyTwos => Scaling::MxFp4,
+            Scales::Fp8 => Scaling::Fp8,
+            Scales::MxFp8 => Scaling::MxFp8,
+            Scales::Fp8By64 => Scaling::Fp8By64,
+        }
+    }
+
+    /// Whether weights are e4m3 numbers.
+    pub const fn is_fp8(self) -> bool {
+        self.scaling().is_fp8()
     }
 
     /// The chunk that they are part of.
     const fn chunk(self) -> Chunk {
-        Chunk::of(match self {
-            Scales::Sixteens => Scaling::NvFp4,
-            Scales::ThirtyTwos => Scaling::MxFp4,
-        })
+        Chunk::of(self.scaling())
+    }
+
+    /// Bytes of a chunk's weights.
+    pub const fn code_bytes(self) -> u32 {
+        self.chunk().code_bytes
     }
 
     /// Bytes of a row's scales.
@@ -399,6 +426,7 @@ mod tests {
                         let byte = u32::from(packed[at + part]);
                         [byte.wrapping_sub(105).wrapping_mul(0x0400_0400), (byte + 119).wrapping_mul(0x0080_0080)]
                     }
+                    _ => unreachable!("codes of four bits"),
                 };
                 let word = word_at(start + 4 * index);
                 for (pair, further) in COLUMNS.into_iter().enumerate() {

@@ -83,8 +83,8 @@ fn planned() -> BTreeSet<String> {
     for (family, (name, problem)) in
         families::ALL.iter().flat_map(|family| problems().into_iter().map(move |p| (family, p)))
     {
-        // These kernels of FP8 weights run on every GPU.
-        if problem.scaling().is_fp8() && family.name() != "sm80" {
+        // Kernels of another family take its place, as for FP8 weights.
+        if !family.computes(&problem) {
             continue;
         }
         let facts = facts(*family);

@@ -81,6 +81,21 @@ pub fn cases() -> Vec<Case> {
             ..case([200, 24, 64], Mx(1, 1), BF16, "results in bf16, of three tiles of tokens")
         },
         case([0, 16, 16], Matrix(1.0), BF16, "no tokens"),
+        case([33, 72, 208], Rows(3), F16, "as many tokens as Hopper's own kernels take, and K that ends in a unit"),
+        case([70, 136, 320], Matrix(0.02), BF16, "a few columns more than two blocks of rows"),
+        case([40, 100, 176], Rows(4), F32, "the same tokens in three parts"),
+        case([65, 72, 224], Mx(6, 3), BF16, "MXFP8 with a last unit of one power of two"),
+        case([45, 72, 480], deepseek, BF16, "scales of blocks that end within 128, for more tokens"),
+        case([130, 136, 192], deepseek, F16, "the same for two tiles of them"),
+        case([34, 66, 96], deepseek, F32, "the same in three parts, with rows that are no multiple of 16 bytes"),
+        Case { exact: true, ..case([50, 80, 448], Rows(1), F16, "sums that are exact, for more tokens") },
+        Case { exact: true, ..case([48, 72, 320], deepseek, BF16, "the same with scales of blocks") },
+        Case { exact: true, ..case([39, 80, 352], Mx(3, 2), BF16, "the same with exponents") },
+        Case {
+            output: Output::BF16,
+            bias: true,
+            ..case([100, 264, 128], Rows(2), BF16, "a bias, and columns of a tile beyond the last")
+        },
     ]
 }
 

@@ -78,10 +78,9 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The family that computes a problem on GPUs of another: that one, but for FP8 weights, which `sm80`'s kernels take,
-/// as they run on all.
+/// The family that computes a problem on GPUs of another: that one, or `sm80`, whose kernels run on all.
 pub(crate) fn computing(family: &'static dyn Family, problem: &Problem) -> &'static dyn Family {
-    if problem.scaling().is_fp8() { &sm80::Sm80 } else { family }
+    if family.computes(problem) { family } else { &sm80::Sm80 }
 }
 
 /// The family for GPUs of a compute capability with a driver: the one that is asked for, if one is, else the most

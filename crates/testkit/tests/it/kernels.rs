@@ -157,6 +157,70 @@ fn configs() -> Vec<MultiplySpec> {
     all
 }
 
+/// Kernels with FP8 weights: of each kind of scales and tokens, what plans choose for few tokens and many, and the
+/// largest tiles that registers are said to suffice for.
+fn fp8_configs() -> Vec<MultiplySpec> {
+    use Schedule::{PerTile, Persistent, SplitK};
+    use Tokens::{Bf16, Bf16Sum, F16};
+    let kinds = [
+        (Scales::Fp8, F16),
+        (Scales::Fp8, Bf16),
+        (Scales::Fp8, Bf16Sum),
+        (Scales::MxFp8, Bf16),
+        (Scales::MxFp8, Bf16Sum),
+        (Scales::Fp8By64, F16),
+        (Scales::Fp8By64, Bf16),
+        (Scales::Fp8By64, Bf16Sum),
+    ];
+    let sizes = [
+        ([16, 64, 4, 6], PerTile),
+        ([32, 128, 2, 6], PerTile),
+        ([64, 64, 2, 6], SplitK),
+        ([64, 128, 2, 4], PerTile),
+        ([64, 192, 2, 3], Persistent),
+        ([64, 256, 2, 3], PerTile),
+        ([64, 256, 1, 4], PerTile),
+        ([96, 128, 2, 3], PerTile),
+        ([96, 128, 1, 6], PerTile),
+        ([128, 64, 2, 4], PerTile),
+        ([128, 128, 2, 4], PerTile),
+        ([128, 128, 2, 3], Persistent),
+        ([128, 128, 1, 6], PerTile),
+        ([128, 128, 1, 5], Persistent),
+        ([128, 192, 1, 4], PerTile),
+        ([136, 128, 1, 4], PerTile),
+        ([128, 256, 1, 4], PerTile),
+        ([112, 256, 1, 4], Persistent),
+        ([192, 128, 1, 4], Persistent),
+        ([128, 64, 1, 8], PerTile),
+        ([256, 64, 1, 4], PerTile),
+        ([256, 128, 1, 4], PerTile),
+        ([256, 128, 1, 4], Persistent),
+    ];
+    let spec = |(scales, element), (number, (sizes, schedule)): (usize, ([u32; 4], Schedule))| {
+        let (biased, epilogue) = (number % 3 == 0, if number % 4 == 0 { Epilogue::Direct } else { Epilogue::Staged });
+        MultiplySpec { scales, element, biased, epilogue, ..sized(Products::Single, sizes, schedule) }
+    };
+    let all = kinds.into_iter().flat_map(|kind| sizes.into_iter().enumerate().map(move |size| spec(kind, size)));
+    let under = MultiplySpec {
+        scales: Scales::Fp8,
+        under: 8,
+        epilogue: Epilogue::Direct,
+        ..sized(Products::Single, [128, 128, 2, 3], Persistent)
+    };
+    let in_turn = MultiplySpec { ping_pong: true, under: 0, tokens: 112, ..under };
+    // What all parts of three take is too much for some.
+    all.chain([under, in_turn]).filter(|spec| spec.check().is_ok()).collect()
+}
+
+#[test]
+fn every_kernel_with_fp8_weights_assembles_alike() {
+    let all = fp8_configs();
+    let of = |scales| all.iter().filter(|spec| spec.scales == scales).count();
+    assert!([Scales::Fp8, Scales::MxFp8, Scales::Fp8By64].map(of).iter().all(|&count| count > 12), "{}", all.len());
+    assert_assemble(all.into_iter().map(KernelSpec::from).collect(), &CHIPS);
+}
+
 #[test]
 fn every_kernel_assembles_without_spills_or_serialised_wgmma() {
     let target = ptx::Target::Sm90a;

@@ -64,6 +64,10 @@ impl Family for Sm80 {
         choice::element_of(TARGET, activation).arithmetic()
     }
 
+    fn computes(&self, _problem: &Problem) -> bool {
+        true
+    }
+
     fn candidates(&self, problem: &Problem, facts: &Facts) -> Vec<Config> {
         model::candidates(TARGET, problem, facts)
     }

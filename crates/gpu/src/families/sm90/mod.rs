@@ -62,6 +62,10 @@ impl Family for Sm90 {
         true
     }
 
+    fn computes(&self, problem: &Problem) -> bool {
+        !problem.scaling().is_fp8() || model::computes_fp8(problem)
+    }
+
     fn settings(&self) -> &'static [Setting] {
         &choice::SETTINGS
     }

@@ -12,13 +12,14 @@ use op::{Config, Cost, Epilogue, Own, Problem, Result, Schedule, Shape, Strategy
 
 use super::choice::{asked_kernel, kernel_of};
 use super::experts;
-use super::kernel::{self, UNIT};
+use super::kernel::{self, Tokens, UNIT};
 use crate::expand::{self, TokenForm};
 use crate::facts::Facts;
 use crate::families::choice::{Products, ending, passes_twice};
 use crate::families::streams::{Rates, Streams, deal};
 use crate::families::{cut, limits};
 use crate::family::Phase;
+use crate::fp8::stretch;
 use crate::products::ProductShape;
 
 /// Bytes per cycle that a multiprocessor gets of tokens while weights come from memory.
@@ -56,6 +57,11 @@ const MULTIPLY_TOKEN: f64 = 0.507;
 const DEQUANTISE: f64 = 21.0;
 const DEQUANTISE_WIDE: f64 = 24.0;
 const DEQUANTISE_TOKEN: f64 = 1.0 / 2.8;
+/// The same of FP8 weights; and per token where sums have scales of their own, half a multiplication for each sum of 64
+/// of k. Counted, not measured.
+const DEQUANTISE_BYTES: f64 = 16.0;
+const DEQUANTISE_BYTES_WIDE: f64 = 19.0;
+const SCALE_TOKEN: f64 = 1.0 / 8.0;
 /// The same where weights are rounded to e4m3, of which one multiplication takes twice as many.
 const ROUND: f64 = 35.5;
 const ROUND_TOKEN: f64 = 0.1;
@@ -78,6 +84,17 @@ const FEW_SHALLOW: f64 = 1.15;
 /// Sizes worth trying: tokens and columns of fused tiles.
 const TOKENS: [usize; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256];
 const BLOCKS: [usize; 4] = [1, 2, 3, 4];
+
+/// Tokens of the longest group from which FP8 weights are multiplied here: with fewer, `sm80`'s kernels take as long as
+/// reading the weights does.
+const LEAST_FP8_TOKENS: usize = 32;
+
+/// Whether FP8 weights of a problem are multiplied here, rather than by `sm80`'s kernels.
+pub(super) fn computes_fp8(problem: &Problem) -> bool {
+    let longest = problem.groups().iter().map(|shape| shape.m).max().unwrap_or(0);
+    let halved = stretch(problem.scaling(), Tokens::of_problem(problem)).is_some_and(|stretch| stretch < UNIT);
+    longest >= LEAST_FP8_TOKENS && !halved
+}
 
 /// Every configuration worth trying, with as many stages as there is room for: on a multiprocessor of its own, and
 /// beside another block.
@@ -170,7 +187,7 @@ fn price(
     let waves = tiles as f64 * f64::from(kernel.blocks_per_tile()) / multiprocessors;
     let finishing = finish_cycles(kernel, f64::from(kernel.tokens)) / facts.clock;
     let mut launching = LAUNCH * if workspace > 0 { 3.0 } else { 1.0 };
-    if kernel.element == kernel::Tokens::E4m3 && kernel.experts.is_none() {
+    if kernel.element == Tokens::E4m3 && kernel.experts.is_none() {
         launching += ROUNDING;
     }
     if kernel.resident() > 1 && waves > NEARLY_ALL {
@@ -233,7 +250,7 @@ pub(super) fn phases(problem: &Problem, config: &Config, facts: &Facts) -> Resul
         memory_bytes: problem.bytes() + 2.0 * workspace as f64,
         stage_bytes: f64::from(kernel.stages * kernel.units) * f64::from(kernel.unit_bytes().iter().sum::<u32>()),
         passes: if passes_twice(problem, config) { 2 } else { 1 },
-        before: usize::from(TokenForm::of(problem.activation()).is_some() || kernel.element == kernel::Tokens::E4m3),
+        before: usize::from(TokenForm::of(problem.activation()).is_some() || kernel.element == Tokens::E4m3),
         behind: usize::from(workspace > 0),
     };
     Ok(streams.phases())
@@ -258,14 +275,17 @@ fn tile_cycles(kernel: &kernel::MultiplySpec, tokens: u32, k: usize, (together, 
     let widths = kernel.widths();
     let width = widths.iter().copied().find(|&width| width >= tokens).unwrap_or(kernel.tokens);
     let width = f64::from(width);
-    let rounded = kernel.element == kernel::Tokens::E4m3;
+    let rounded = kernel.element == Tokens::E4m3;
     let multiplying = f64::from(kernel.element.parts()) * width * MULTIPLY_TOKEN / if rounded { 2.0 } else { 1.0 };
     let made = match kernel.element {
-        kernel::Tokens::E4m3 if kernel.rounds_finely() => ROUND + width * ROUND_TOKEN,
-        kernel::Tokens::E4m3 => ROUND + width * ROUND_TOKEN_COARSE,
-        kernel::Tokens::F16 => DEQUANTISE + width * DEQUANTISE_TOKEN,
+        Tokens::E4m3 if kernel.rounds_finely() => ROUND + width * ROUND_TOKEN,
+        Tokens::E4m3 => ROUND + width * ROUND_TOKEN_COARSE,
+        Tokens::F16 if kernel.scales.is_fp8() => DEQUANTISE_BYTES + width * DEQUANTISE_TOKEN,
+        _ if kernel.scales.is_fp8() => DEQUANTISE_BYTES_WIDE + width * DEQUANTISE_TOKEN,
+        Tokens::F16 => DEQUANTISE + width * DEQUANTISE_TOKEN,
         _ => DEQUANTISE_WIDE + width * DEQUANTISE_TOKEN,
     };
+    let made = if kernel.scales_sums() { made + width * SCALE_TOKEN } else { made };
     let slice = match kernel.element.parts() {
         parts if parts > 1 && kernel.experts.is_some() => {
             (multiplying + BETWEEN_PARTS).max(made + width * f64::from(parts - 1) * MULTIPLY_TOKEN)

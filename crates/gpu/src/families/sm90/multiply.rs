@@ -43,7 +43,11 @@ impl MultiplyKernel for MultiplySpec {
     }
 
     fn weight_factor(&self) -> f64 {
-        crate::pack::WEIGHT_FACTOR
+        if self.scales.is_fp8() { 1.0 } else { crate::pack::WEIGHT_FACTOR }
+    }
+
+    fn scales_columns(&self) -> bool {
+        self.scales.is_fp8()
     }
 
     fn takes_rounded(&self) -> bool {

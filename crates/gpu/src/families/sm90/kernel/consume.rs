@@ -17,12 +17,16 @@
 //! its last product. A warp's part of wgmma's operand A is `mma.sync`'s, and so is its part of the sums. Tokens come to
 //! registers by `ldmatrix`.
 //!
+//! *Scaled* is either of them where the sums of a unit have scales of their own (FP8's of blocks): they begin from
+//! zero, and are added to the total, in one rounding each, before the next unit's products begin.
+//!
 //! *Rounded* is the fine way with e4m3 numbers, of which one multiplication takes twice as many: the four fragments are
 //! of two units, two sets of two.
 
 use ptx::instr::{Accumulate, MatrixElement};
 use ptx::{Addr, Builder, F32, Pred, Reg, Shared, U32, U64};
 
+use super::bytes::ByteFragments;
 use super::fragments::{Fragments, Powers};
 use super::pipeline::{Spot, Turn};
 use super::work::{Share, Tile};
@@ -45,14 +49,16 @@ pub(super) struct Consumer {
     /// The warpgroup's place along n, and along k.
     pub along_n: Reg<U32>,
     pub along_k: Reg<U32>,
-    /// Bytes from a stage's weights to this lane's words, and to its row's scales, in the first of the warpgroup's
-    /// chunks.
+    /// Bytes from a stage's weights to this lane's words, and to its row's scales, if there are some, in the first of
+    /// the warpgroup's chunks.
     words_at: Reg<U32>,
-    scales_at: Reg<U32>,
+    scales_at: Option<Reg<U32>>,
     /// Fragments for each block of rows.
     blocks: Vec<Fragments>,
     /// Sums: for each pass, for each block of rows.
     pub sums: Vec<Vec<Reg<F32>>>,
+    /// Sums of one unit, for each block of rows, where those have scales of their own.
+    apart: Option<Vec<Vec<Reg<F32>>>>,
     /// Where warps multiply by themselves: bytes from a unit's tokens to the row that this lane gives the address of,
     /// for the first two slices and the second.
     token_rows: Option<[Reg<U32>; 2]>,
@@ -92,7 +98,8 @@ pub(super) struct Unit {
     pub place: u32,
     /// Whether the stage is the last one.
     pub last: bool,
-    /// Whether its first product replaces the sums: it is a tile's first, and no stage of the tile is behind it.
+    /// Whether its first product replaces the sums, and nothing is in flight before it: it is a tile's first, or its
+    /// sums are made apart.
     pub replaces: bool,
 }
 
@@ -159,7 +166,7 @@ impl Consumer {
             // One or two warpgroups along n.
             (false, Division { along_n, .. }) => (k.and(warpgroup, along_n - 1), k.shr(warpgroup, along_n / 2)),
         };
-        let [words, scales] = Fragments::offsets(k, config.scales, quarter, lane);
+        let (words, scales) = Fragments::offsets(k, config.scales, quarter, lane);
         let first_chunk = 2 * division.blocks * parts.pipe.chunk_stride();
         let powers = (config.codes() == Codes::Nibbles).then(|| Powers::new(k, lane));
         Consumer {
@@ -171,14 +178,10 @@ impl Consumer {
             along_n,
             along_k,
             words_at: k.mul_add(along_n, first_chunk, words),
-            scales_at: k.mul_add(along_n, first_chunk, scales),
-            blocks: (0..division.blocks)
-                .map(|_| (config.element, config.codes(), config.scales))
-                .map(|kind| Fragments::new(k, kind, config.fragment_sets(), powers))
-                .collect(),
-            sums: (0..config.passes() * division.blocks)
-                .map(|_| (0..config.tokens / 2).map(|_| k.register()).collect())
-                .collect(),
+            scales_at: scales.map(|scales| k.mul_add(along_n, first_chunk, scales)),
+            blocks: (0..division.blocks).map(|_| Fragments::new(k, &config, powers)).collect(),
+            sums: sums(k, &config, config.passes() * division.blocks),
+            apart: config.scales_sums().then(|| sums(k, &config, division.blocks)),
             token_rows: config.by_warps.then(|| token_rows(k, lane)),
         }
     }
@@ -196,9 +199,11 @@ impl Consumer {
                 self.blocks.iter().for_each(|block| block.lift(k, row, lift));
             }
         }
-        // An expert's factors and biases are in memory, and so is what rows were divided by: they are asked for before
-        // they are needed.
-        let foresees = self.config.experts.is_some() || self.config.element == Tokens::E4m3;
+        // An expert's factors and biases are in memory, and so are columns' factors and what rows were divided by: they
+        // are asked for before they are needed. Columns' are waited for at once, so only where a tile's first stage is
+        // to be waited for anyway.
+        let by_column = self.config.scales.is_fp8() && self.config.schedule != Schedule::Persistent;
+        let foresees = self.config.experts.is_some() || self.config.element == Tokens::E4m3 || by_column;
         let early = foresees.then(|| k.phase("foresee", |k| parts.epilogue.gates(k, parts, self, tile)));
         if self.config.ping_pong {
             k.phase("take turns", |k| parts.pipe.await_other(k, self.warpgroup, round));
@@ -306,7 +311,7 @@ impl Consumer {
         }
         self.unit(k, parts, &walk, unit(units - 1, true), Ahead::Nothing, beside);
         k.place(multiplied);
-        if !self.config.by_warps {
+        if !self.config.by_warps && self.apart.is_none() {
             k.wgmma_wait(0);
         }
         if self.more_follows() {
@@ -347,6 +352,7 @@ impl Consumer {
                 self.follow(k, parts, walk, &walk.here);
                 self.begin(k);
             }
+            _ if self.apart.is_some() => self.unit_scaled(k, parts, walk, unit, ahead),
             _ if self.config.rounds_finely() => self.unit_rounded(k, parts, walk, unit, ahead),
             _ if self.config.fragment_sets() == 1 => self.unit_fine(k, parts, walk, unit, ahead, beside),
             _ => self.unit_coarse(k, parts, walk, unit, ahead),
@@ -403,11 +409,49 @@ impl Consumer {
         if !at_once {
             self.look_ahead(k, parts, walk, unit, ahead);
         }
-        // The group before this one is done, and so is the stage that it was the last to read.
-        k.wgmma_wait(1);
+        // The group before this one is done, if there was one, and so is the stage that it was the last to read.
+        if !unit.replaces {
+            k.wgmma_wait(1);
+        }
         self.release_pending(k, parts, walk, unit);
         self.dequantise(k, 1 - set, self.all_slices());
         self.leave(k, parts, walk, ahead);
+    }
+
+    /// The unit's sums begin from zero; the next unit's fragments are made while the tensor cores are busy. Then all of
+    /// it is done, and the sums are added to the total with their scales, while the tensor cores work for the other
+    /// warpgroups.
+    fn unit_scaled(&self, k: &mut Builder, parts: &Parts, walk: &Walk, unit: Unit, ahead: Ahead) {
+        let unit = Unit { replaces: true, ..unit };
+        self.bytes().for_each(|block| block.keep_scales(k));
+        match self.config.fragment_sets() {
+            1 => self.unit_fine(k, parts, walk, unit, ahead, &mut |_| {}),
+            _ => self.unit_coarse(k, parts, walk, unit, ahead),
+        }
+        k.wgmma_wait(0);
+        if let Ahead::Stage = ahead {
+            k.phase("release", |k| parts.pipe.release_last(k, walk.pending));
+        }
+        k.phase("scale", |k| self.add_scaled(k, unit));
+    }
+
+    /// Adds a unit's sums to the total, with the scales of their rows.
+    fn add_scaled(&self, k: &mut Builder, unit: Unit) {
+        for ((block, apart), total) in self.bytes().zip(self.apart.iter().flatten()).zip(&self.sums) {
+            let Some(scales) = block.sum_scales() else { continue };
+            for (index, (&sum, &total)) in apart.iter().zip(total).take(unit.width as usize / 2).enumerate() {
+                let with = k.fma(sum, scales[index / 2 % 2], total);
+                k.set(total, with);
+            }
+        }
+    }
+
+    /// Its fragments of FP8, if they are that.
+    fn bytes(&self) -> impl Iterator<Item = &ByteFragments> {
+        self.blocks.iter().filter_map(|block| match block {
+            Fragments::Bytes(bytes) => Some(bytes),
+            Fragments::Codes(_) => None,
+        })
     }
 
     /// The unit's set of fragments is ready; the next unit's is made beside the multiplications: the assembler has both
@@ -507,11 +551,12 @@ impl Consumer {
     fn load(&self, k: &mut Builder, parts: &Parts, spot: &Spot, place: u32) {
         let stride = parts.pipe.chunk_stride();
         k.phase("load", |k| {
-            let (words, scales) = (k.add(spot.chunks, self.words_at), k.add(spot.chunks, self.scales_at));
+            let words = k.add(spot.chunks, self.words_at);
+            let scales = self.scales_at.map(|scales_at| k.add(spot.chunks, scales_at));
             for (block, fragments) in self.blocks.iter().enumerate() {
                 let further = (2 * block as u32 * stride + place * self.config.scales.chunk_bytes()).cast_signed();
                 let at = |address| Addr::<Shared>::of(address).plus(further);
-                fragments.load(k, at(words), at(scales), stride);
+                fragments.load(k, at(words), scales.map(at), stride);
             }
         });
     }
@@ -553,8 +598,9 @@ impl Consumer {
                 let first = unit.replaces && slice == 0 && place == 0;
                 let accumulate = if first { Accumulate::Replace } else { Accumulate::Add };
                 for (block, fragments) in self.blocks.iter().enumerate() {
-                    let sums = &self.sums[unit.pass * self.blocks.len() + block][..unit.width as usize / 2];
-                    k.wgmma(sums, fragments.operand(set, slice), tokens, accumulate);
+                    let all = self.apart.as_ref().unwrap_or(&self.sums);
+                    let sums = &all[unit.pass * self.blocks.len() + block][..unit.width as usize / 2];
+                    k.wgmma(sums, fragments.operand(self.config.element, set, slice), tokens, accumulate);
                 }
             }
             k.wgmma_commit();
@@ -584,6 +630,11 @@ impl Consumer {
             }
         }
     }
+}
+
+/// Registers for the sums of so many blocks of rows.
+fn sums(k: &mut Builder, config: &MultiplySpec, blocks: u32) -> Vec<Vec<Reg<F32>>> {
+    (0..blocks).map(|_| (0..config.tokens / 2).map(|_| k.register()).collect()).collect()
 }
 
 /// Bytes from a unit's tokens to the row that a lane gives `ldmatrix` the address of, for the first two slices and the

@@ -92,10 +92,11 @@ impl Finish {
         let single = self.config.products == Products::Single;
         let gates = Gates::new(k, &tile.owner, single, self.config.function, parts.work.clamp);
         let column = self.column(k, consumer, tile);
+        let of_columns = self.of_columns(k, consumer, tile, (gates, column));
         let biases = self.biases(k, consumer, tile, column);
         let chosen = self.chosen(k, consumer, tile);
         let scales = if self.config.foresees_scales() { self.scales(k, consumer, tile) } else { Vec::new() };
-        TileGates { gates, biases, chosen, scales }
+        TileGates { gates, of_columns, biases, chosen, scales }
     }
 
     /// What the rows of the tokens that this block finishes were divided by, where they were rounded to e4m3: a lane
@@ -288,6 +289,32 @@ impl Finish {
         strips
     }
 
+    /// The column that a thread has of the first strip, given the warpgroup's first.
+    fn first_strip(&self, k: &mut Builder, consumer: &Consumer, column: Reg<U32>) -> Reg<U32> {
+        let quad = k.shr(consumer.lane, 2);
+        let column = k.add(column, quad);
+        k.mul_add(consumer.quarter, 8, column)
+    }
+
+    /// The gates of the column that this thread has of each strip, where columns have factors of their own.
+    fn of_columns(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &Tile,
+        (gates, column): (Gates, Reg<U32>),
+    ) -> Vec<Gates> {
+        if !self.config.scales.is_fp8() {
+            return Vec::new();
+        }
+        let column = self.first_strip(k, consumer, column);
+        let of_strip = |strip: Strip| {
+            let column = k.add(column, strip.column);
+            gates.of_column(k, &tile.owner, column, tile.n)
+        };
+        self.strips(&consumer.sums).into_iter().map(of_strip).collect()
+    }
+
     /// What is added to gate and up sums in the column that this thread has of each strip.
     fn biases(
         &self,
@@ -299,9 +326,7 @@ impl Finish {
         if !self.config.biased {
             return Vec::new();
         }
-        let quad = k.shr(consumer.lane, 2);
-        let column = k.add(column, quad);
-        let column = k.mul_add(consumer.quarter, 8, column);
+        let column = self.first_strip(k, consumer, column);
         let of_strip = |strip: Strip| {
             let column = k.add(column, strip.column);
             let up = (!strip.up.is_empty()).then(|| tile.owner.bias(k, 1, column, tile.n)).flatten();
@@ -620,6 +645,8 @@ impl<'a> Leaving<'a> {
 /// What is made of a gate sum and an up sum, and what is added to both in each strip's column.
 pub(super) struct TileGates {
     gates: Gates,
+    /// The same of each strip, where columns have factors of their own.
+    of_columns: Vec<Gates>,
     /// Nothing where no sum has a bias.
     biases: Vec<[Option<Reg<F32>>; 2]>,
     /// The adapters of tokens, where they may have some.
@@ -630,6 +657,7 @@ pub(super) struct TileGates {
 
 impl TileGates {
     fn apply(&self, k: &mut Builder, sums: (Reg<F32>, Option<Reg<F32>>), strip: usize, row: RowTerms) -> Reg<F32> {
-        self.gates.apply(k, sums, self.biases.get(strip).copied().unwrap_or_default(), row)
+        let gates = self.of_columns.get(strip).unwrap_or(&self.gates);
+        gates.apply(k, sums, self.biases.get(strip).copied().unwrap_or_default(), row)
     }
 }

@@ -1,4 +1,5 @@
 //! Codes and scales of two chunks become a fragment of weights: wgmma's A operand, in the registers of a warpgroup.
+//! Those of four bits are here; FP8's are in `bytes`.
 //!
 //! A code's bits, put where a half has exponent and mantissa, are w · 2⁻¹⁴; times scale · 2⁷ that is w · s · 2⁻⁷. For
 //! bfloat16 the places are others, and w · 2⁻¹²⁶ times scale · 2¹¹⁹ is the same w · s · 2⁻⁷. All factors and the
@@ -10,16 +11,17 @@
 //! magnitudes are under a power of two, as e4m3, fits into two registers, from which codes pick.
 
 use ptx::instr::{Arith, BinaryOp, FloatMode, ShuffleMode, Width};
-use ptx::{Addr, Bf16x2, Builder, DataType, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
+use ptx::{Addr, Bf16x2, Builder, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
 
 use op::precision::WEIGHT_EXPONENT;
 
-use super::Tokens;
-use crate::pack::{CODE_BYTES, Codes, Scales};
+use super::bytes::ByteFragments;
+use super::{MultiplySpec, Tokens};
+use crate::pack::{Codes, Scales};
 use crate::phases::slices::{AND_OR, pairs_of_slice, power_pair, scale_pair};
 
 /// Steps of 16 along k in a unit of 64: one wgmma each.
-const SLICES: usize = 4;
+pub(super) const SLICES: usize = 4;
 
 /// The magnitudes of codes in pairs of halves: 0 and ½, 1 and 1½, 2 and 3, 4 and 6.
 const MAGNITUDES: [u32; 4] = [0x3800_0000, 0x3e00_3c00, 0x4200_4000, 0x4600_4400];
@@ -63,12 +65,93 @@ impl Powers {
     }
 }
 
-/// One thread's share of a block of rows: words and scales as they come, and the fragments made of them. Index 0 is the
-/// chunk of rows r, index 1 that of rows r + 8.
+/// One thread's share of a block of rows: words and scales as they come, and the fragments made of them.
+pub(super) enum Fragments {
+    /// Of codes of four bits.
+    Codes(CodeFragments),
+    /// Of FP8.
+    Bytes(ByteFragments),
+}
+
+impl Fragments {
+    pub fn new(k: &mut Builder, config: &MultiplySpec, powers: Option<Powers>) -> Self {
+        match config.scales.is_fp8() {
+            true => Fragments::Bytes(ByteFragments::new(k, config)),
+            false => Fragments::Codes(CodeFragments::new(k, config, powers)),
+        }
+    }
+
+    /// Bytes from a chunk's start to a lane's words, and from a chunk's scales to its row's, if there are some; given
+    /// the warp's place in its warpgroup.
+    pub fn offsets(k: &mut Builder, scales: Scales, quarter: Reg<U32>, lane: Reg<U32>) -> (Reg<U32>, Option<Reg<U32>>) {
+        let of_warp = scales.code_bytes() / 4;
+        let words = k.shl(lane, (of_warp / 32).trailing_zeros());
+        let words = k.mul_add(quarter, of_warp, words);
+        let scales = (scales.row_bytes() > 0).then(|| {
+            let row = k.shr(lane, 2);
+            let row = k.mul_add(quarter, 8, row);
+            k.shl(row, scales.row_bytes().trailing_zeros())
+        });
+        (words, scales)
+    }
+
+    /// Registers that they take besides those of each set: words, and scales as they come and as they are multiplied.
+    pub const fn word_registers(scales: Scales) -> u32 {
+        match scales {
+            Scales::Sixteens | Scales::ThirtyTwos | Scales::Fp8 => 12,
+            Scales::MxFp8 | Scales::Fp8By64 => 14,
+        }
+    }
+
+    /// Reads the words and scales of a unit from two chunks, `apart` bytes from each other.
+    pub fn load(&self, k: &mut Builder, words_at: Addr<Shared>, scales_at: Option<Addr<Shared>>, apart: u32) {
+        match (self, scales_at) {
+            (Fragments::Codes(codes), Some(scales_at)) => codes.load(k, words_at, scales_at, apart),
+            (Fragments::Codes(_), None) => unreachable!("codes of four bits have scales"),
+            (Fragments::Bytes(bytes), _) => bytes.load(k, words_at, scales_at, apart),
+        }
+    }
+
+    /// Sets what the scales of a tile's rows are multiplied with, where they are.
+    pub fn lift(&self, k: &mut Builder, row: usize, lift: Reg<U32>) {
+        if let Fragments::Codes(codes) = self {
+            codes.lift(k, row, lift);
+        }
+    }
+
+    /// Makes the fragment of one slice in one set. Slices are made in their order, and the words of the next unit may
+    /// be read before the last of them is.
+    pub fn dequantise(&self, k: &mut Builder, set: usize, slice: usize) {
+        match self {
+            Fragments::Codes(codes) => codes.dequantise(k, set, slice),
+            Fragments::Bytes(bytes) => bytes.dequantise(k, set, slice),
+        }
+    }
+
+    /// The registers of a slice's fragment.
+    pub fn registers(&self, set: usize, slice: usize) -> [Reg<U32>; 4] {
+        match self {
+            Fragments::Codes(codes) => codes.sets[set][slice],
+            Fragments::Bytes(bytes) => bytes.registers(set, slice),
+        }
+    }
+
+    /// The fragment of a slice, as wgmma takes it.
+    pub fn operand(&self, element: Tokens, set: usize, slice: usize) -> MatrixOperand {
+        let registers = self.registers(set, slice);
+        match element {
+            Tokens::F16 => MatrixOperand::F16(registers.map(Reg::cast)),
+            Tokens::E4m3 => MatrixOperand::E4m3(registers),
+            _ => MatrixOperand::Bf16(registers.map(Reg::cast)),
+        }
+    }
+}
+
+/// Fragments of codes of four bits. Index 0 is the chunk of rows r, index 1 that of rows r + 8.
 ///
 /// A word covers two slices, so a unit has two words. The *fresh* ones are of the unit that was read last; what of it
 /// the second two slices need is *kept*, so that the next unit can be read before those are made.
-pub(super) struct Fragments {
+pub(super) struct CodeFragments {
     element: Tokens,
     order: Codes,
     scales: Scales,
@@ -86,22 +169,16 @@ pub(super) struct Fragments {
     sets: Vec<[[Reg<U32>; 4]; SLICES]>,
 }
 
-/// Registers that fragments take, besides those of each set.
-pub(super) const WORD_REGISTERS: u32 = 12;
 /// Registers of a set.
 pub(super) const SET_REGISTERS: u32 = 16;
 
-impl Fragments {
-    pub fn new(
-        k: &mut Builder,
-        (element, order, scales): (Tokens, Codes, Scales),
-        sets: u32,
-        powers: Option<Powers>,
-    ) -> Self {
-        Fragments {
+impl CodeFragments {
+    fn new(k: &mut Builder, config: &MultiplySpec, powers: Option<Powers>) -> Self {
+        let element = config.element;
+        CodeFragments {
             element,
-            order,
-            scales,
+            order: config.codes(),
+            scales: config.scales,
             fresh: [k.registers(), k.registers()],
             fresh_scales: k.registers(),
             kept: k.registers(),
@@ -109,28 +186,18 @@ impl Fragments {
             pairs: k.registers(),
             lifts: (element == Tokens::E4m3).then(|| k.registers()),
             powers,
-            sets: (0..sets).map(|_| std::array::from_fn(|_| k.registers())).collect(),
+            sets: (0..config.fragment_sets()).map(|_| std::array::from_fn(|_| k.registers())).collect(),
         }
     }
 
-    /// Bytes from a chunk's start to a lane's words, and to its row's scales, given the warp's place in its warpgroup.
-    pub fn offsets(k: &mut Builder, scales: Scales, quarter: Reg<U32>, lane: Reg<U32>) -> [Reg<U32>; 2] {
-        let words = k.shl(lane, 3);
-        let words = k.mul_add(quarter, CODE_BYTES / 4, words);
-        let row = k.shr(lane, 2);
-        let row = k.mul_add(quarter, 8, row);
-        [words, k.shl(row, scales.row_bytes().trailing_zeros())]
-    }
-
-    /// Reads the words and scales of a unit from two chunks, `apart` bytes from each other.
-    pub fn load(&self, k: &mut Builder, words_at: Addr<Shared>, scales_at: Addr<Shared>, apart: u32) {
+    fn load(&self, k: &mut Builder, words_at: Addr<Shared>, scales_at: Addr<Shared>, apart: u32) {
         for row in 0..2 {
             let further = (row as u32 * apart).cast_signed();
             let words: [Reg<U32>; 2] = k.load_vector(words_at.plus(further));
-            let scales_at = scales_at.plus(further + CODE_BYTES.cast_signed());
+            let scales_at = scales_at.plus(further + self.scales.code_bytes().cast_signed());
             let scales: Reg<U32> = match self.scales {
-                Scales::Sixteens => k.load(scales_at),
                 Scales::ThirtyTwos => k.load_narrow(Width::B16, scales_at),
+                _ => k.load(scales_at),
             };
             k.set(self.fresh[row][0], words[0]);
             k.set(self.fresh[row][1], words[1]);
@@ -141,13 +208,12 @@ impl Fragments {
     /// The scales of the two slices that one of a unit's two words covers, as a pair of floats.
     fn pair(&self, k: &mut Builder, element: Tokens, scales: Reg<U32>, word: usize) -> Reg<U32> {
         match self.scales {
-            Scales::Sixteens => scale_pair(k, element, scales, word),
             Scales::ThirtyTwos => power_pair(k, element, scales, word),
+            _ => scale_pair(k, element, scales, word),
         }
     }
 
-    /// Sets what the scales of a tile's rows are multiplied with.
-    pub fn lift(&self, k: &mut Builder, row: usize, lift: Reg<U32>) {
+    fn lift(&self, k: &mut Builder, row: usize, lift: Reg<U32>) {
         if let Some(lifts) = self.lifts {
             let lift = if self.powers.is_some() { Powers::least_byte(k, lift) } else { lift };
             k.set(lifts[row], lift);
@@ -199,9 +265,9 @@ impl Fragments {
         });
     }
 
-    /// Makes the fragment of one slice in one set. Slices are made in their order: the first of a word also makes the
-    /// pair of scales for both, and the second one keeps what the next word needs.
-    pub fn dequantise(&self, k: &mut Builder, set: usize, slice: usize) {
+    /// The first slice of a word also makes the pair of scales for both, and the second one keeps what the next word
+    /// needs.
+    fn dequantise(&self, k: &mut Builder, set: usize, slice: usize) {
         if self.element == Tokens::E4m3 {
             return match self.powers.zip(self.lifts) {
                 Some(table) => self.look_up(k, set, slice, table),
@@ -234,21 +300,6 @@ impl Fragments {
         });
     }
 
-    /// The registers of a slice's fragment.
-    pub fn registers(&self, set: usize, slice: usize) -> [Reg<U32>; 4] {
-        self.sets[set][slice]
-    }
-
-    /// The fragment of a slice, as wgmma takes it.
-    pub fn operand(&self, set: usize, slice: usize) -> MatrixOperand {
-        let registers = self.registers(set, slice);
-        match self.element {
-            Tokens::F16 => MatrixOperand::F16(registers.map(Reg::cast)),
-            Tokens::E4m3 => MatrixOperand::E4m3(registers),
-            _ => MatrixOperand::Bf16(registers.map(Reg::cast)),
-        }
-    }
-
     /// Multiplies two pairs of codes by the first or second scale of a pair, into registers that multiplications read
     /// round after round.
     fn scale<P: PackedPair<Width = ptx::W32>>(
@@ -262,10 +313,19 @@ impl Fragments {
         let pair = pair.cast::<P>();
         let apart = (self.scales == Scales::Sixteens).then(|| k.unpack_pair(pair)[second]);
         let both = apart.map_or(pair, |scale| k.pack_pair(scale, scale));
-        let ty: DataType = P::DATA;
         for (codes, dst) in codes.into_iter().zip(into) {
-            let (a, b) = (Value::from(codes).operand(), Value::from(both).operand());
-            k.emit(Arith::Binary { op: BinaryOp::Mul, ty, mode: FloatMode::PLAIN, dst: dst.id(), a, b });
+            multiply_into(k, codes, both, dst);
         }
     }
+}
+
+/// Multiplies a pair of floats, given as bits, by another into a register that multiplications read round after round.
+pub(super) fn multiply_into<P: PackedPair<Width = ptx::W32>>(
+    k: &mut Builder,
+    bits: Reg<U32>,
+    by: Reg<P>,
+    dst: Reg<U32>,
+) {
+    let (a, b) = (Value::from(bits).operand(), Value::from(by).operand());
+    k.emit(Arith::Binary { op: BinaryOp::Mul, ty: P::DATA, mode: FloatMode::PLAIN, dst: dst.id(), a, b });
 }

@@ -13,7 +13,7 @@
 //! - `pipeline`: the stages in shared memory and the two barriers of each, with everything that is ever done to them;
 //! - `produce`: two threads fill the stages, one with tokens through a tensor map and one with chunks of weights by
 //!   bulk copy;
-//! - `fragments`: codes and scales of a chunk become a fragment of weights;
+//! - `fragments`: codes and scales of a chunk become a fragment of weights; `bytes`: those of FP8 do;
 //! - `consume`: the main loop, one warpgroup's fragments against the tokens of a stage;
 //! - `overlap`: main loops of blocks with several tiles in which the tile before is stored;
 //! - `combine`: sums of the same elements that several warpgroups or blocks hold are added up;
@@ -22,6 +22,11 @@
 //! A *block of rows* is what one wgmma covers: 64 weight rows from two chunks (see [`crate::pack`]). Where gate and up
 //! are interleaved, the two chunks are of the same 32 columns of both matrices, so a thread holds a column's gate and
 //! up sums side by side; elsewhere they are 64 neighbouring columns of one matrix.
+//!
+//! FP8 weights, of plain products, have the same phases, too: chunks of eight bits per weight, and factors of columns
+//! in the epilogue. Where scales are of blocks, the sums of a unit begin from zero and are added to the total with
+//! their scale; that takes a second set of sums, so tiles have up to some 136 tokens. While one warpgroup adds, the
+//! others multiply.
 //!
 //! Tokens that were rounded to e4m3, if that is asked for ([`op::Precision::Fp8`]), have the same phases: weights
 //! become e4m3 on their way, two slices of 16 are one multiplication of 32, and a row of tokens in shared memory is 64
@@ -45,6 +50,7 @@
 //! take up to 3 % less time so. Plain products take more, 10.97, 11.03, 11.08 and 12.37 µs with 1, 4, 8 and 16 tokens
 //! instead of 10.86, 10.90, 10.95 and 11.31 (4096×7168).
 
+mod bytes;
 mod combine;
 mod consume;
 mod epilogue;
@@ -61,6 +67,7 @@ use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Barriers, Builder, Error, Kernel, LaunchBounds, RegisterChange, SpecialRegister, Target};
 
 pub use crate::families::choice::{CAPACITIES, Products, Tokens};
+use crate::fp8::stretch;
 use crate::launch::Spec;
 use crate::pack::{Codes, Scales};
 use crate::phases::experts::Experts;
@@ -264,6 +271,16 @@ impl MultiplySpec {
         }
     }
 
+    /// Whether the sums of a unit are made apart, since they have scales of their own.
+    pub(super) fn scales_sums(&self) -> bool {
+        self.stretch().is_some()
+    }
+
+    /// Elements of k whose sums have a scale of their own, if they have.
+    fn stretch(&self) -> Option<u32> {
+        stretch(self.scales.scaling(), self.element)
+    }
+
     /// Sets of fragments of a consumer: two with the coarse main loop, which is for few tokens and several units a
     /// stage.
     fn fragment_sets(&self) -> u32 {
@@ -289,8 +306,8 @@ impl MultiplySpec {
     fn held_registers(&self) -> u32 {
         let Division { blocks, .. } = self.division();
         let set = fragments::SET_REGISTERS / if self.element == Tokens::E4m3 { 2 } else { 1 };
-        let fragments = fragments::WORD_REGISTERS + set * self.fragment_sets();
-        let sets = if self.under > 0 { 2 } else { self.passes() };
+        let fragments = fragments::Fragments::word_registers(self.scales) + set * self.fragment_sets();
+        let sets = if self.under > 0 || self.scales_sums() { 2 } else { self.passes() };
         let foreseen = if self.foresees_scales() { self.tokens.div_ceil(32) } else { 0 };
         blocks * (sets * self.tokens / 2 + fragments) + foreseen
     }
@@ -302,6 +319,7 @@ impl MultiplySpec {
             (true, ..) | (false, ..=96, 4) => 52,
             (false, ..=96, _) => 28,
             (false, ..) if self.element == Tokens::E4m3 && self.experts.is_some() => 60,
+            (false, ..) if self.scales.is_fp8() && self.schedule == Schedule::Persistent => 50,
             (false, ..) => 46,
         }
     }
@@ -404,6 +422,9 @@ impl MultiplySpec {
         if self.element == Tokens::E4m3 {
             self.check_rounded()?;
         }
+        if self.scales.is_fp8() {
+            self.check_fp8()?;
+        }
         if self.ping_pong && self.schedule != Schedule::Persistent {
             let wanted = "schedule=persistent: a block needs several tiles for its warpgroups to take turns";
             return refuse("tiles of a ping-pong block", 1, wanted);
@@ -457,6 +478,31 @@ impl MultiplySpec {
         if self.units < 2 || self.stages < 2 {
             let wanted = "a depth of 128 or 256 and two stages: one unit is dequantised while another is multiplied";
             return refuse("units or stages with fp8 tokens", self.units.min(self.stages), wanted);
+        }
+        Ok(())
+    }
+
+    /// Whether there is such a kernel for FP8 weights.
+    fn check_fp8(&self) -> Result<(), Error> {
+        let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
+        if self.products != Products::Single || self.experts.is_some() || self.by_warps {
+            return refuse("other products with FP8 weights", 1, "none: one matrix, by warpgroups, and not of experts");
+        }
+        let Some(stretch) = self.stretch() else { return Ok(()) };
+        if stretch != UNIT {
+            return refuse("elements of K that share a scale", stretch, "64: sums are scaled by units");
+        }
+        if self.ping_pong || self.under > 0 {
+            let wanted = "none: where sums have scales, tiles are stored one after another, by both warpgroups";
+            return refuse("other ways of a tile with scales of blocks", 1, wanted);
+        }
+        if self.units > 1 && self.fragment_sets() == 1 {
+            let wanted = "a depth of 64 for so many tokens: the assembler would hold the sums of two units at once";
+            return refuse("units with scales of blocks", self.units, wanted);
+        }
+        if self.stages <= self.division().along_k {
+            let wanted = "more than warpgroups that share K: one stage is dequantised while another is multiplied";
+            return refuse("pipeline stages with scales of blocks", self.stages, wanted);
         }
         Ok(())
     }
@@ -550,11 +596,11 @@ impl Spec for MultiplySpec {
 }
 
 /// Builds the kernel. Its arguments, in order: the tensor maps of the groups' tokens, the table of groups, that of
-/// biases if there are some, the number of tiles, and the gate's limit. For experts: the tensor maps of all rows, one
-/// for each width; the layout; the first expert's gate and up weights (or only those), bytes from one expert's to the
-/// next one's; factors; gate and up biases (or only those), if there are some; a factor per row, if there is one; what
-/// each row was divided by and the experts' lifts, if tokens were rounded to e4m3; C; its columns, the summed
-/// dimension, and the gate's limit.
+/// biases if there are some, that of columns' factors if they have some, the number of tiles, and the gate's limit. For
+/// experts: the tensor maps of all rows, one for each width; the layout; the first expert's gate and up weights (or
+/// only those), bytes from one expert's to the next one's; factors; gate and up biases (or only those), if there are
+/// some; a factor per row, if there is one; what each row was divided by and the experts' lifts, if tokens were rounded
+/// to e4m3; C; its columns, the summed dimension, and the gate's limit.
 ///
 /// One warpgroup has two threads that produce and, where a block has several tiles, one that finds them; the others
 /// consume. Who waits for whom is in `pipeline`, in the ring of `work`, in `combine` and in the barriers of `epilogue`,

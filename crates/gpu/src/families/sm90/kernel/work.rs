@@ -130,7 +130,7 @@ impl Work {
         let matrices = if config.products == Products::Single { 1 } else { 2 };
         let (columns, threads, biased) = (config.columns, config.threads(), config.biased);
         let rounded = config.element == Tokens::E4m3;
-        let tiles = ExpertTiles { columns, threads, matrices, biased, rounded, by_column: false };
+        let tiles = ExpertTiles { columns, threads, matrices, biased, rounded, by_column: config.scales.is_fp8() };
         let groups = Groups::declare(k, config.groups, config.experts, tiles);
         Work { config, maps, groups, clamp: k.param("clamp") }
     }
