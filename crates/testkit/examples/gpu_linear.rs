@@ -1,11 +1,14 @@
-//! Times plain products with FP8 weights on the GPU of the machine it runs on, with the kernels of `sm80` and of `sm90`
-//! in turn, whichever of them plans would take: `gpu_linear RESULT.json [CONFIGURATIONS [KINDS [TOKENS]]]`, such as
-//! `gpu_linear linear.json 8 rows,blocks 16,32,64`.
+//! Checks plain products with FP8 weights on the GPU of the machine it runs on, then times them with the kernels of
+//! `sm80` and of `sm90` in turn, whichever of them plans would take: `gpu_linear RESULT.json [CONFIGURATIONS [KINDS
+//! [TOKENS]]]`, such as `gpu_linear linear.json 8 rows,blocks 16,32,64`. No configurations: it only checks.
+//!
+//! Every case of the suite `fp8-weights` is held against the reference first, as planned and in several configurations
+//! (with `HAMMERHEAD_FAMILY=sm80` all by those kernels).
 //!
 //! Of each family the configurations are timed that its model finds cheapest, no tile twice, so that the record shows
 //! what the model is worth and from which number of tokens which family is ahead. All graphs of a problem take turns,
 //! over as many copies of the weights as no cache holds. Before that, every result is held against that of the first
-//! configuration; exit status 1 if one is another.
+//! configuration. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 
@@ -15,7 +18,8 @@ use gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Graph, Stream};
 use gpu::families::{sm80::Sm80, sm90::Sm90};
 use gpu::{Family, GroupOperands, fp8};
 use half::{bf16, f16};
-use hammerhead::{Activation, Config, Gate, Output, Problem, Result, Shape};
+use hammerhead::{Activation, Config, Gate, Output, Problem, Result, Shape, backends};
+use hammerhead_testkit::fp8::{cases, configs, verify_in};
 use op::Error;
 use serde_json::{Value, json};
 
@@ -46,7 +50,7 @@ fn main() -> ExitCode {
     let tokens: Vec<usize> = listed(3)
         .map_or_else(|| TOKENS.to_vec(), |listed| listed.iter().filter_map(|tokens| tokens.parse().ok()).collect());
     let record = measure(count, &kinds, &tokens).unwrap_or_else(|error| json!({"error": error.to_string()}));
-    let failed = record["error"].is_string() || record["different"] != json!(0);
+    let failed = record["error"].is_string() || record["different"] != json!(0) || record["wrong"] != json!(0);
     if let Err(error) = std::fs::write(path, format!("{record:#}\n")) {
         eprintln!("cannot write {path}: {error}");
     }
@@ -57,8 +61,10 @@ fn main() -> ExitCode {
 fn measure(count: usize, kinds: &[(&str, Activation)], tokens: &[usize]) -> Result<Value> {
     let device = Device::of(0)?;
     println!("{}, {}", device.facts.name, device.choice);
+    let [checked, wrong, most] = check()?;
+    println!("{checked} checks, {wrong} wrong, the worst at {most:.2} of its bound");
     let (mut rows, mut different) = (Vec::new(), 0);
-    for &(kind, activation) in kinds {
+    for &(kind, activation) in kinds.iter().filter(|_| count > 0 && wrong == 0.0) {
         for size in SIZES {
             let linear = Linear::new(device, (kind, activation), size, tokens.iter().copied().max().unwrap_or(1))?;
             for &m in tokens {
@@ -68,7 +74,26 @@ fn measure(count: usize, kinds: &[(&str, Activation)], tokens: &[usize]) -> Resu
             }
         }
     }
-    Ok(json!({"device": device.facts.name, "different": different, "rows": rows}))
+    Ok(json!({"device": device.facts.name, "checked": checked as usize, "wrong": wrong as usize, "worst": most,
+        "different": different, "rows": rows}))
+}
+
+/// Every case against the reference: how many checks, how many of them wrong, and how much of its bound the worst takes.
+fn check() -> Result<[f64; 3]> {
+    let (backend, team) = (backends::by_name(device::NAME)?, hammerhead::cpu::team(None)?);
+    let mut found = [0.0, 0.0, 0f64];
+    for case in cases() {
+        let ways = configs(&case, backend, &team)?.into_iter().map(Some);
+        for config in std::iter::once(None).chain(ways) {
+            let checked = verify_in(&case, backend, config, &team)?;
+            if let Some(first) = checked.first {
+                println!("{} in {config:?}: {} wrong, {first}", case.reason, checked.wrong);
+                found[1] += 1.0;
+            }
+            found = [found[0] + 1.0, found[1], found[2].max(checked.most)];
+        }
+    }
+    Ok(found)
 }
 
 /// A layer's weights, as often as no cache holds them, and room for its tokens and results.
