@@ -15,13 +15,13 @@ use gpu::experts::share::ShareSpec;
 use gpu::experts::sort::{Ids, Rows, SortSpec};
 use gpu::facts::Facts;
 use gpu::families::sm90::kernel::{CAPACITIES, MultiplySpec, Products, Tokens};
-use gpu::families::sm90::{Sm90, experts};
+use gpu::families::sm90::{Sm90, experts, kernel_config};
 use gpu::pack::{Codes, Scales};
 use gpu::phases::direct::Direct;
 use gpu::phases::gates::Function;
 use gpu::products::WARPS;
 use gpu::{Family, KernelSpec, families::sm90::kernel, join, round};
-use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Schedule};
+use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Problem, Schedule, Shape};
 use hammerhead_testkit::experts::PLAIN;
 use op::Config;
 use ptx::Error;
@@ -210,7 +210,25 @@ fn fp8_configs() -> Vec<MultiplySpec> {
     };
     let in_turn = MultiplySpec { ping_pong: true, under: 0, tokens: 112, ..under };
     // What all parts of three take is too much for some.
-    all.chain([under, in_turn]).filter(|spec| spec.check().is_ok()).collect()
+    all.chain([under, in_turn]).filter(|spec| spec.check().is_ok()).chain(planned_fp8()).collect()
+}
+
+/// What plans choose for linear layers of usual sizes.
+fn planned_fp8() -> Vec<MultiplySpec> {
+    let mut all = Vec::new();
+    for scaling in [Scaling::Fp8, Scaling::MxFp8, Scaling::Fp8By64] {
+        for (tokens, (n, k)) in
+            [32, 64, 128, 512, 4096].into_iter().flat_map(|m| [(m, (4096, 4096)), (m, (7168, 2048))])
+        {
+            let shapes = vec![Shape::new(tokens, n, k)];
+            let problem = Problem::new(shapes, Gate::None, Activation::BF16, Output::BF16).expect("a problem");
+            let problem = problem.with_scaling(scaling).expect("a plain product");
+            let config = gpu::plan::cheapest(&Sm90, &problem, &Facts::h200()).expect("a plan");
+            eprintln!("{scaling} {tokens}x{n}x{k}: {config}");
+            all.push(kernel_config(&problem, &config).expect("the family's own"));
+        }
+    }
+    all
 }
 
 #[test]
