@@ -1,7 +1,8 @@
 //! Codes and scales of packed words as pairs of 16-bit numbers, for the kernels that dequantise in registers. The
 //! layout of words and scale bytes is described in [`crate::pack`], that of FP8 in [`crate::fp8`].
 
-use ptx::{Builder, Reg, U32};
+use ptx::instr::{Arith, BinaryOp, FloatMode};
+use ptx::{Builder, PackedPair, Reg, U32, Value, W32};
 
 use super::tokens::Tokens;
 use crate::pack::Codes;
@@ -130,4 +131,10 @@ pub(crate) fn pairs_of_bytes(k: &mut Builder, element: Tokens, word: Reg<U32>) -
 pub(crate) fn byte_power(k: &mut Builder, bytes: Reg<U32>, second: bool) -> Reg<U32> {
     let byte = if second { k.shr(bytes, 8) } else { k.and(bytes, 0xff) };
     k.mul_add(byte, 0x0080_0080u32, 120 * 0x0080_0080)
+}
+
+/// Multiplies a pair of floats, given as bits, by another into a register that multiplications read round after round.
+pub(crate) fn multiply_into<P: PackedPair<Width = W32>>(k: &mut Builder, bits: Reg<U32>, by: Reg<P>, dst: Reg<U32>) {
+    let (a, b) = (Value::from(bits).operand(), Value::from(by).operand());
+    k.emit(Arith::Binary { op: BinaryOp::Mul, ty: P::DATA, mode: FloatMode::PLAIN, dst: dst.id(), a, b });
 }

@@ -8,10 +8,9 @@
 use ptx::instr::Width;
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Reg, Shared, U32};
 
-use super::fragments::{SLICES, multiply_into};
-use super::{MultiplySpec, Tokens};
+use super::{MultiplySpec, SLICES, Tokens};
 use crate::pack::Scales;
-use crate::phases::slices::{TO_BFLOATS, TO_HALVES, byte_power, pairs_of_bytes};
+use crate::phases::slices::{TO_BFLOATS, TO_HALVES, byte_power, multiply_into, pairs_of_bytes};
 
 /// Fragments of FP8. Index 0 is the chunk of rows r, index 1 that of rows r + 8.
 ///

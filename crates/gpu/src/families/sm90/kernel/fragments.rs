@@ -10,18 +10,15 @@
 //! a byte in two steps. If a layer's words are in order for a table ([`Powers`]), they are looked up: what the eight
 //! magnitudes are under a power of two, as e4m3, fits into two registers, from which codes pick.
 
-use ptx::instr::{Arith, BinaryOp, FloatMode, ShuffleMode, Width};
-use ptx::{Addr, Bf16x2, Builder, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32, Value};
+use ptx::instr::{ShuffleMode, Width};
+use ptx::{Addr, Bf16x2, Builder, F16x2, MatrixOperand, PackedPair, Reg, Shared, U32};
 
 use op::precision::WEIGHT_EXPONENT;
 
 use super::bytes::ByteFragments;
-use super::{MultiplySpec, Tokens};
+use super::{MultiplySpec, SLICES, Tokens};
 use crate::pack::{Codes, Scales};
-use crate::phases::slices::{AND_OR, pairs_of_slice, power_pair, scale_pair};
-
-/// Steps of 16 along k in a unit of 64: one wgmma each.
-pub(super) const SLICES: usize = 4;
+use crate::phases::slices::{AND_OR, multiply_into, pairs_of_slice, power_pair, scale_pair};
 
 /// The magnitudes of codes in pairs of halves: 0 and ½, 1 and 1½, 2 and 3, 4 and 6.
 const MAGNITUDES: [u32; 4] = [0x3800_0000, 0x3e00_3c00, 0x4200_4000, 0x4600_4400];
@@ -317,15 +314,4 @@ impl CodeFragments {
             multiply_into(k, codes, both, dst);
         }
     }
-}
-
-/// Multiplies a pair of floats, given as bits, by another into a register that multiplications read round after round.
-pub(super) fn multiply_into<P: PackedPair<Width = ptx::W32>>(
-    k: &mut Builder,
-    bits: Reg<U32>,
-    by: Reg<P>,
-    dst: Reg<U32>,
-) {
-    let (a, b) = (Value::from(bits).operand(), Value::from(by).operand());
-    k.emit(Arith::Binary { op: BinaryOp::Mul, ty: P::DATA, mode: FloatMode::PLAIN, dst: dst.id(), a, b });
 }

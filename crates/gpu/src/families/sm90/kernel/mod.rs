@@ -80,6 +80,8 @@ use work::{TileRing, Work};
 const ALL_CONSUMERS: u32 = 1;
 /// Columns of k that one chunk of weights, and one row of tokens in shared memory, holds.
 pub const UNIT: u32 = 64;
+/// Steps of 16 along k in a unit: one wgmma each.
+const SLICES: usize = 4;
 /// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles,
 /// since registers do not suffice for so many main loops then.
 const WIDTH_STEP: u32 = 16;
