@@ -78,7 +78,7 @@ fn measure(count: usize, kinds: &[(&str, Activation)], tokens: &[usize]) -> Resu
         "different": different, "rows": rows}))
 }
 
-/// Every case against the reference: how many checks, how many of them wrong, and how much of its bound the worst takes.
+/// Every case against the reference: how many checks, how many wrong, and how much of its bound the worst takes.
 fn check() -> Result<[f64; 3]> {
     let (backend, team) = (backends::by_name(device::NAME)?, hammerhead::cpu::team(None)?);
     let mut found = [0.0, 0.0, 0f64];
