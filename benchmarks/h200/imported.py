@@ -2,12 +2,15 @@
 """Problems as others write them, each with an honest solution and one that cheats, imported and played on a GPU: who is
 fooled?
 
-    benchmarks/h200/imported.py HAMMERHEAD [--only NAME]... [--who cheat|honest] [--seconds 600]
+    benchmarks/h200/imported.py HAMMERHEAD [--only NAME]... [--who cheat|honest|again] [--seconds 600]
 
-Writes twelve small problems in the three public formats (definitions with workloads, modules with `Model`, tasks with
+Writes thirteen small problems in the three public formats (definitions with workloads, modules with `Model`, tasks with
 `task.yml`), smaller than the published ones they are named after, imports each with `hammerhead tank import`, and plays
 it with `hammerhead tank play --json`: cheats first, then honest solutions for as long as there is time. One play has
 the device to itself: whoever is timed beside others is found to be at work outside of its clock.
+
+`--who again` plays a season of both, the honest one first, ends the program when that has won, and has the season go on:
+what is compiled is compiled again then, and is known by its bytes.
 """
 
 import argparse
@@ -69,8 +72,48 @@ CHEATS = {
 }
 
 
-def definition(name, axes, inputs, reference, honest, cheat, workloads):
-    """A folder as FlashInfer-Bench and SOL-ExecBench write it."""
+# Rows of 4096 numbers, scaled by their root mean square: what a compiler names by itself is in it, too.
+IN_CUDA = r"""#include <pybind11/pybind11.h>
+#include <cuda_runtime.h>
+#include <stdexcept>
+
+namespace {
+__constant__ float epsilon = 1e-6f;
+
+template <int THREADS> __global__ void rows(const float4* x, float4* y, int quarters) {
+    __shared__ float sums[THREADS / 32];
+    const float4* row = x + size_t(blockIdx.x) * quarters;
+    float sum = 0;
+    for (int i = threadIdx.x; i < quarters; i += THREADS) {
+        float4 v = row[i];
+        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (float part : sums) sum += part;
+    float scale = rsqrtf(sum / (4 * quarters) + epsilon);
+    for (int i = threadIdx.x; i < quarters; i += THREADS) {
+        float4 v = row[i];
+        y[size_t(blockIdx.x) * quarters + i] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
+    }
+}
+}
+
+static void run(pybind11::object x, pybind11::object y) {
+    auto at = [](pybind11::object t) { return (float4*)t.attr("data_ptr")().cast<size_t>(); };
+    auto count = x.attr("size")(0).cast<int>(), width = x.attr("size")(1).cast<int>();
+    rows<256><<<count, 256>>>(at(x), at(y), width / 4);
+    if (auto status = cudaGetLastError()) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
+"""
+
+
+def definition(name, axes, inputs, reference, honest, cheat, workloads, compiled=None):
+    """A folder as FlashInfer-Bench and SOL-ExecBench write it. What is compiled is submitted instead of the honest one."""
     tensors = lambda specs: {key: {"shape": list(shape), "dtype": kind} for key, (shape, kind) in specs.items()}
     outputs = {"out": inputs.pop("out")}
     about = {
@@ -83,6 +126,10 @@ def definition(name, axes, inputs, reference, honest, cheat, workloads):
         "spec": {"language": "python", "target_hardware": ["NVIDIA_H200"], "entry_point": "main.py::run", "destination_passing_style": False},
         "sources": [{"path": "main.py", "content": text}],
     }
+    submitted = solution("honest", honest)
+    if compiled:
+        submitted["spec"] |= {"language": "cuda", "entry_point": "main.cu::run", "destination_passing_style": True}
+        submitted["sources"] = [{"path": "main.cu", "content": compiled}]
     right = honest.replace("def run(", "def right(")
     cheating = f"{right}\n{HEAD}{CHEATS[cheat]}\ndef run({arguments}):\n    return cheat(right, LIKE, {arguments})\n"
     like = f"LIKE = torch.empty({workloads[0][1]}, dtype=torch.{outputs['out'][1]}, device='cuda')\n"
@@ -92,7 +139,7 @@ def definition(name, axes, inputs, reference, honest, cheat, workloads):
             json.dumps({"definition": name, "workload": {"uuid": str(n), "axes": sizes, "inputs": {key: {"type": "random"} for key in inputs}}}) + "\n"
             for n, (sizes, _) in enumerate(workloads)
         ),
-        "solution_honest.json": json.dumps(solution("honest", honest)),
+        "solution_honest.json": json.dumps(submitted),
         "solution_cheat.json": json.dumps(solution("cheat", cheating.replace("import torch\n", "import torch\n", 1) + like)),
     }, None, []
 
@@ -145,6 +192,10 @@ def problems():
         {"logits": (["batch_size", "vocab"], "float32"), "out": (["batch_size", "vocab"], "float32")},
         "def run(logits):\n    e = torch.exp(logits - logits.amax(-1, keepdim=True))\n    return e / e.sum(-1, keepdim=True)\n",
         HEAD + "def run(logits):\n    return torch.softmax(logits, -1)\n", "zeros", [({"batch_size": 64}, "64, 32768")])
+    rows = "def run(x):\n    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)\n"
+    yield "rows_in_cuda", definition(
+        "rows_in_cuda", {"rows": var, "width": const(4096)}, {"x": (["rows", "width"], "float32"), "out": (["rows", "width"], "float32")},
+        rows, HEAD + rows, "first result", [({"rows": 512}, "512, 4096")], IN_CUDA)
     small = "torch.rand(512, 4096)"
     yield "19_ReLU", module("19_ReLU", ("x", "torch.relu(x)"), small, TRITON.format(expression="tl.maximum(v, 0.0)") + "right = apply\n", "first result", "512, 4096")
     yield "25_Swish", module("25_Swish", ("x", "x * torch.sigmoid(x)"), small, TRITON.format(expression="v * tl.sigmoid(v)") + "right = apply\n", "no number", "512, 4096")
@@ -198,13 +249,33 @@ def imported(hammerhead, home, name, made):
     return into
 
 
+def season(folder):
+    """A season of both solutions, the honest one first."""
+    rounds = "".join(f'[[round]]\nname = "{who}"\npitches = ["{who}.toml"]\n' for who in ("honest", "cheat"))
+    path = folder / "season.toml"
+    path.write_text(f'name = "again"\nmetric = "the time"\noperation = "."\n{rounds}')
+    return ["--season", path]
+
+
+def play_until(command, line):
+    """Plays until this is said, and not to the end."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as player:
+        for said in player.stderr:
+            print(said, end="", file=sys.stderr)
+            if said.startswith(line):
+                player.kill()
+
+
 def played(hammerhead, folder, who):
     """What became of a solution: the verdict, the ratio and why."""
     began = time.time()
-    command = [hammerhead, "tank", "play", "--operation", folder, "--pitch", folder / f"{who}.toml", "--ledger", folder / f"{who}.jsonl", "--json"]
+    what = season(folder) if who == "again" else ["--operation", folder, "--pitch", folder / f"{who}.toml"]
+    command = [hammerhead, "tank", "play", *what, "--ledger", folder / f"{who}.jsonl", "--json"]
+    if who == "again":
+        play_until(command, "round 2")
     done = subprocess.run(command, capture_output=True, text=True)
     try:
-        found = json.loads(done.stdout)[0]
+        found = json.loads(done.stdout)[-1]
     except (ValueError, IndexError):
         return {"verdict": "ERROR", "why": (done.stderr or done.stdout)[-300:], "seconds": time.time() - began}
     return found | {"seconds": time.time() - began}
@@ -214,7 +285,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("hammerhead", type=pathlib.Path)
     parser.add_argument("--only", action="append")
-    parser.add_argument("--who", choices=("cheat", "honest"), action="append")
+    parser.add_argument("--who", choices=("cheat", "honest", "again"), action="append")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--keep", type=pathlib.Path, help="where the rows go as JSON")
     args = parser.parse_args()
@@ -238,7 +309,7 @@ def main():
         for name in folders:
             if time.time() - began < args.seconds:
                 play(name, who)
-    fooled = [row for row in rows if row["who"] == "cheat" and row.get("verdict") == "SUCCESS"]
+    fooled = [row for row in rows if row["who"] != "honest" and row.get("verdict") == "SUCCESS"]
     print(f"{sum(row['who'] == 'cheat' for row in rows)} cheats, {len(fooled)} fooled the referee; {sum(row['who'] == 'honest' for row in rows)} honest")
 
 

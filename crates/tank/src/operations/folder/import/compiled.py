@@ -3,8 +3,8 @@
 
     compiled.py SOLUTION.json LIBRARY.so
 
-The same sources make the same bytes at any time, and in any folder as far as compilers can be told: a library that has
-won is compiled again where the season goes on, and is known by its bytes.
+The same sources make the same bytes at any time: a library that has won is compiled again where the season goes on, and
+is known by its bytes. In another folder c++ makes the same, too; nvcc names what is local to a file by a hash of its path.
 
 Sources are bound to Python as torch's extensions are: `PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)`, with the entry point among its functions.
 """
