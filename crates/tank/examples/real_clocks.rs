@@ -4,23 +4,41 @@
 //! `cargo run --release -p hammerhead-tank --example real_clocks PLACE PART [SITTINGS [SECONDS [THREADS]]]`: the place
 //! is `cpu` or `cuda`, the part 0.03 or 0 for equal code, the seconds are those of a sitting, and without a number of
 //! threads the planner's is taken. On a processor the slower one waits; on a GPU its clock is read as so much later.
+//!
+//! Each sitting is a line of JSON: how it ended, what was measured, the pairs of processes that each part took, and
+//! where its seconds went. What contestants did not take is the referee's: numbers, copies and looking at results.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Instant;
 
 use hammerhead::{Request, backends};
 use referee::contestant::{About, Contestant, DeviceTime, Fault, Guard, Job, Queued, Readiness, Session, Tensors};
-use referee::{Outcome, Pool, Precedence, RefereeSettings, Terms, Wall, Watched, seeds, sit};
+use referee::{Measurement, Outcome, Pool, Precedence, RefereeSettings, Terms, Wall, Watched, seeds, sit};
+use serde_json::json;
 use tank::entry::Entry;
 use tank::operations::dual_gemm::problem::case;
 use tank::operations::dual_gemm::{Builtin, OnDevice, ProblemSpec, tasks};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// A contestant that takes a part longer than it need.
-struct Slowed<C>(C, f64);
+/// What contestants do, and the seconds that they have spent on each.
+const PARTS: [&str; 4] = ["start", "prepare", "stage", "go"];
+type Spent = Rc<[Cell<f64>; PARTS.len()]>;
 
-struct SlowedSession(Box<dyn Session>, f64);
+/// Does one of [`PARTS`], and notes how long it took.
+fn noted<T>(spent: &Spent, part: usize, does: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let done = does();
+    spent[part].set(spent[part].get() + began.elapsed().as_secs_f64());
+    done
+}
+
+/// A contestant that takes a part longer than it need.
+struct Slowed<C>(C, f64, Spent);
+
+struct SlowedSession(Box<dyn Session>, f64, Spent);
 
 impl<C: Contestant> Contestant for Slowed<C> {
     fn about(&self) -> About {
@@ -28,7 +46,8 @@ impl<C: Contestant> Contestant for Slowed<C> {
     }
 
     fn start(&self) -> Result<Box<dyn Session>, Fault> {
-        Ok(Box::new(SlowedSession(self.0.start()?, self.1)))
+        let session = noted(&self.2, 0, || self.0.start())?;
+        Ok(Box::new(SlowedSession(session, self.1, Rc::clone(&self.2))))
     }
 }
 
@@ -42,16 +61,17 @@ impl Session for SlowedSession {
     }
 
     fn prepare(&mut self) -> Result<Readiness, Fault> {
-        self.0.prepare()
+        noted(&self.2, 1, || self.0.prepare())
     }
 
     fn stage(&mut self, jobs: &[Job]) -> Result<(), Fault> {
-        self.0.stage(jobs)
+        noted(&self.2, 2, || self.0.stage(jobs))
     }
 
     fn go(&mut self) -> Result<Option<DeviceTime>, Fault> {
         let start = Instant::now();
-        if let Some(DeviceTime { seconds, outside, whole: [device, host] }) = self.0.go()? {
+        let timed = noted(&self.2, 3, || self.0.go())?;
+        if let Some(DeviceTime { seconds, outside, whole: [device, host] }) = timed {
             let more = seconds * self.1;
             return Ok(Some(DeviceTime { seconds: seconds + more, outside, whole: [device + more, host + more] }));
         }
@@ -99,24 +119,22 @@ fn main() -> Result<(), Failure> {
     let cases = cases.collect::<Result<Vec<_>, _>>()?;
     let load = || std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let (settings, before, began) = (RefereeSettings::default(), load(), Instant::now());
-    let (mut found, mut sees) = (BTreeMap::<&str, usize>::new(), Vec::new());
+    let mut found = BTreeMap::<&str, usize>::new();
     for number in 1..=sittings {
-        let sides: [Box<dyn Contestant>; 2] = if on_gpu {
-            let ours = || OnDevice::new(builtin.clone(), 0);
-            [Box::new(Slowed(ours()?, part)), Box::new(ours()?)]
-        } else {
-            [Box::new(Slowed(builtin.clone(), part)), Box::new(Slowed(builtin.clone(), 0.0))]
+        let (start, spent) = (Instant::now(), Spent::default());
+        let slowed = |part| -> Result<Box<dyn Contestant>, Failure> {
+            let spent = Rc::clone(&spent);
+            Ok(match on_gpu {
+                true => Box::new(Slowed(OnDevice::new(builtin.clone(), 0)?, part, spent)),
+                false => Box::new(Slowed(builtin.clone(), part, spent)),
+            })
         };
+        let sides = [slowed(part)?, slowed(0.0)?];
         let (clock, seed) = (Wall::new(), seeds::fresh()?);
         let pool = Pool::new(sides[0].as_ref(), sides[1].as_ref(), tasks(&cases)?, &settings, &clock, seed)?;
         let mut pool = if on_gpu { pool.on_device(Watched::open(0)?) } else { pool.on_the_processor()? };
         let _precedence = Precedence::take();
         let sitting = sit(&mut pool, &settings, &terms, seeds::fresh()?)?;
-        let published = sitting.published().map(|found| found.at(settings.timing.decides).geomean.to_string());
-        let measured = published.unwrap_or_else(|| "no figure".to_owned());
-        let saw = sitting.scout.map(|scout| scout.sees);
-        // A sitting that ended before its scout saw nothing, and says nothing of what one can see.
-        sees.extend(saw);
         let name = match sitting.outcome {
             Outcome::Faster => "faster",
             Outcome::Slower => "slower",
@@ -126,24 +144,32 @@ fn main() -> Result<(), Failure> {
             Outcome::Faulted { .. } | Outcome::Stopped { .. } => "other",
         };
         *found.entry(name).or_default() += 1;
-        // Whoever stops it after an hour keeps what was found by then.
-        let took = began.elapsed().as_secs_f64();
+        let of = |measured: Option<&Measurement>| {
+            measured.map(|m| json!({ "pairs": m.processes, "speedup": m.at(settings.timing.decides).geomean }))
+        };
+        let [control, plant] =
+            [&sitting.control, &sitting.plant].map(|control| of(control.as_ref().map(|control| &control.measurement)));
+        let spent: BTreeMap<_, _> = PARTS.iter().zip(spent.iter().map(Cell::get)).collect();
         println!(
-            "sitting {number} of {sittings}: {name}, {measured}; could see {:.1} %; {took:.0} s so far, load {}",
-            100.0 * saw.unwrap_or(f64::NAN),
-            load().trim()
+            "{}",
+            json!({
+                "sitting": number,
+                "place": if on_gpu { "cuda" } else { "cpu" },
+                "part": part,
+                "outcome": sitting.outcome,
+                "measured": of(sitting.published()),
+                "control": control,
+                "plant": plant,
+                "first": of(sitting.first.as_ref()),
+                "margin": sitting.margin,
+                "scout": sitting.scout,
+                "seconds": start.elapsed().as_secs_f64(),
+                "spent": spent,
+                "load": load().trim(),
+            })
         );
     }
-    sees.sort_by(f64::total_cmp);
-    let median = sees.get(sees.len() / 2).copied().unwrap_or(f64::NAN);
-    println!(
-        "{} faster by {:.0} %: {found:?} of {sittings}, {:.0} s each; could see {:.1} % in the median; load {} to {}",
-        if on_gpu { "cuda" } else { "cpu" },
-        100.0 * part,
-        began.elapsed().as_secs_f64() / sittings.max(1) as f64,
-        100.0 * median,
-        before.trim(),
-        load().trim()
-    );
+    let (took, load) = (began.elapsed().as_secs_f64() / sittings.max(1) as f64, load());
+    eprintln!("{found:?} of {sittings}, {took:.0} s each; load {} to {}", before.trim(), load.trim());
     Ok(())
 }

@@ -9,8 +9,10 @@
 //! its inputs changes nothing but its own results, and is found when the region is read again. Outputs are judged on a
 //! private copy: what is written after the copy was made does not count.
 
+use std::cell::OnceCell;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +36,14 @@ pub struct Lot {
     pattern: Bundle,
     inputs: usize,
     outputs: usize,
+    /// Its constants in a file, written once for all sessions in the referee's own process.
+    filed: Rc<OnceCell<Filed>>,
+}
+
+/// Constants in a file that nobody but the referee's own process reads.
+struct Filed {
+    region: Region,
+    places: Vec<Vec<u64>>,
 }
 
 impl Lot {
@@ -45,17 +55,28 @@ impl Lot {
         inputs: usize,
         outputs: usize,
     ) -> Self {
-        Self { task, constants, pattern, inputs, outputs }
+        Self { task, constants, pattern, inputs, outputs, filed: Rc::default() }
     }
 
     /// The same without constants, for whoever looks at none.
     pub(crate) fn without_constants(&self) -> Self {
-        Self { constants: Arc::default(), ..self.clone() }
+        Self { constants: Arc::default(), filed: Rc::default(), ..self.clone() }
     }
 
     /// The sets of constants.
     pub fn constants(&self) -> &Arc<Vec<Bundle>> {
         &self.constants
+    }
+
+    /// Its constants in a file. They are the same for every session, and writing them takes longer than a quartet does.
+    fn filed(&self) -> Result<&Filed> {
+        if self.filed.get().is_none() {
+            let mut region = Region::of_file("constants", false)?;
+            let places = region.write_sets(&self.constants)?;
+            // It is empty: nobody else has this value meanwhile.
+            let _ = self.filed.set(Filed { region, places });
+        }
+        self.filed.get().ok_or_else(nothing_laid)
     }
 
     /// Bytes of one input and one output.
@@ -91,7 +112,8 @@ pub struct Places {
 
 /// The regions of a session.
 pub struct Tensors {
-    constants: Region,
+    /// Of a session in the referee's own process none: it reads the lot's own file.
+    constants: Option<Region>,
     inputs: Region,
     outputs: Region,
     laid: Option<Laid>,
@@ -145,7 +167,7 @@ impl Tensors {
     /// Empty files.
     pub fn new() -> Result<Self> {
         Ok(Self {
-            constants: Region::of_file("constants", false)?,
+            constants: Some(Region::of_file("constants", false)?),
             inputs: Region::of_file("inputs", false)?,
             outputs: Region::of_file("outputs", true)?,
             laid: None,
@@ -158,13 +180,7 @@ impl Tensors {
     pub fn on_device(context: &'static Context) -> Result<Self> {
         let stream = Arc::new(Stream::new(context)?);
         let region = |name| Region::on_device(name, context, &stream, Purpose::Here);
-        Ok(Self {
-            constants: Region::of_file("constants", false)?,
-            inputs: region("inputs"),
-            outputs: region("outputs"),
-            laid: None,
-            gpu: None,
-        })
+        Ok(Self { constants: None, inputs: region("inputs"), outputs: region("outputs"), laid: None, gpu: None })
     }
 
     /// All of it in a GPU's memory, which another process opens; with a latch for those who queue their runs behind it.
@@ -173,7 +189,7 @@ impl Tensors {
         let latch = latched.then(|| Latch::new(context, &stream)).transpose()?;
         let region = |name, purpose| Region::on_device(name, context, &stream, purpose);
         Ok(Self {
-            constants: region("constants", Purpose::Constants),
+            constants: Some(region("constants", Purpose::Constants)),
             inputs: region("inputs", Purpose::Inputs),
             outputs: region("outputs", Purpose::Outputs),
             laid: None,
@@ -255,26 +271,25 @@ impl Tensors {
     /// The descriptors that a contestant is to inherit.
     pub(super) fn lent(&self) -> Vec<RawFd> {
         let lent = |region: &Region| region.memory.lent().map(AsRawFd::as_raw_fd);
-        [&self.constants, &self.inputs, &self.outputs].into_iter().filter_map(lent).collect()
+        self.regions().filter_map(lent).collect()
     }
 
     /// Lays out a problem in place of the one before. There is no input yet.
     pub fn lay(&mut self, lot: &Lot) -> Result<()> {
         self.laid = None;
         let results = lot.task.outputs();
-        let specs = |bundle: &Bundle| bundle.tensors.iter().map(|tensor| tensor.spec.bytes()).collect::<Vec<_>>();
-        let sets: Vec<Vec<usize>> = lot.constants.iter().map(specs).collect();
+        let (constants_file, constants) = match &mut self.constants {
+            Some(region) => (region.path(), region.write_sets(&lot.constants)?),
+            None => lot.filed().map(|filed| (filed.region.path(), filed.places.clone()))?,
+        };
         let places = Places {
-            constants_file: self.constants.path(),
+            constants_file,
             inputs_file: self.inputs.path(),
             outputs_file: self.outputs.path(),
-            constants: self.constants.lay(&sets)?,
-            inputs: self.inputs.lay(&vec![specs(&lot.pattern); lot.inputs])?,
+            constants,
+            inputs: self.inputs.lay(&vec![sizes(&lot.pattern); lot.inputs])?,
             outputs: self.outputs.lay(&vec![results.iter().map(Spec::bytes).collect(); lot.outputs])?,
         };
-        for (set, offsets) in lot.constants.iter().zip(&places.constants) {
-            self.constants.write_all(set, offsets)?;
-        }
         self.laid = Some(Laid { lot: lot.clone(), places, results, inputs: vec![None; lot.inputs] });
         Ok(())
     }
@@ -311,8 +326,9 @@ impl Tensors {
 
     /// By what another process opens a GPU's memory, where that is where tensors lie.
     fn device_memory(&self) -> Result<Option<DeviceFiles>> {
+        let Some(constants) = &self.constants else { return Ok(None) };
         let [constants, inputs, outputs] =
-            [&self.constants, &self.inputs, &self.outputs].map(|region| region.memory.handle());
+            [constants, &self.inputs, &self.outputs].map(|region| region.memory.handle());
         Ok(match (constants?, inputs?, outputs?) {
             (Some(constants), Some(inputs), Some(outputs)) => {
                 let latch = self.gpu.as_ref().and_then(|gpu| gpu.latch.as_ref()).map(Latch::handle).transpose()?;
@@ -362,7 +378,7 @@ impl Tensors {
 
     /// Bytes that a contestant has made its files hold beyond what was laid there.
     pub(super) fn excess(&self) -> u64 {
-        [&self.constants, &self.inputs, &self.outputs].into_iter().map(|region| region.memory.excess()).sum()
+        self.regions().map(|region| region.memory.excess()).sum()
     }
 
     /// Whether an input still holds what was written.
@@ -372,14 +388,27 @@ impl Tensors {
 
     /// Whether the constants still are what was written.
     pub fn constants_are_intact(&self) -> Result<bool> {
-        let Some(Laid { lot, places, .. }) = &self.laid else { return Ok(true) };
+        // The lot's own file is no contestant's.
+        let Some((Laid { lot, places, .. }, region)) = self.laid.as_ref().zip(self.constants.as_ref()) else {
+            return Ok(true);
+        };
         for (set, offsets) in lot.constants.iter().zip(&places.constants) {
-            if !self.constants.hold_all(set, offsets)? {
+            if !region.hold_all(set, offsets)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
+
+    /// The regions of its own.
+    fn regions(&self) -> impl Iterator<Item = &Region> {
+        self.constants.iter().chain([&self.inputs, &self.outputs])
+    }
+}
+
+/// Bytes of each tensor.
+fn sizes(bundle: &Bundle) -> Vec<usize> {
+    bundle.tensors.iter().map(|tensor| tensor.spec.bytes()).collect()
 }
 
 fn nothing_laid() -> Error {
@@ -416,6 +445,13 @@ impl Region {
         let places = sets.iter().map(|set| set.iter().map(&mut place).collect()).collect();
         // At least a page, and whole pages: an empty file cannot be mapped.
         self.memory.make_room(aligned(end.max(1)))?;
+        Ok(places)
+    }
+
+    /// Lays out sets of tensors, and writes them.
+    fn write_sets(&mut self, sets: &[Bundle]) -> Result<Vec<Vec<u64>>> {
+        let places = self.lay(&sets.iter().map(sizes).collect::<Vec<_>>())?;
+        sets.iter().zip(&places).try_for_each(|(set, offsets)| self.write_all(set, offsets))?;
         Ok(places)
     }
 
