@@ -15,11 +15,11 @@
 //!    that can be seen. If that is not found, or found at another size, twice, the referee is blind today: void.
 //! 3. **Fence**, where one of them is a stranger: the champion's own code behind the fence against itself without.
 //! 4. **Duel.** Looks at 24, 48 and 96 quartets, or those that the budget's rest allows, each with its share of α, so
-//!    it may stop at any of them for any reason. It stops when the answer is known or the interval is narrow and no
-//!    shape is unsettled.
+//!    it may stop at any of them for any reason. It stops when the answer is known, when the interval leaves room for
+//!    neither a gain nor a loss that would count, or when it is narrow and no shape is unsettled.
 //! 5. **Again.** Whoever stops at a good moment has an estimate that flatters. So what seems faster, on the whole or in
 //!    part, is measured again with new seeds, stopping for precision only, and has to be so again; that figure is the
-//!    published one.
+//!    published one. How precise is settled before, by how far the first was beyond the margin.
 //!
 //! **The margin** that a duel has to clear is what the referee itself may be off by: what the control shows, and how
 //! well it knows that, taken together with the duel's own interval as the errors of two independent measurements are. A
@@ -56,6 +56,11 @@ const PLANT_HALF_WIDTHS: f64 = 2.0;
 const CHANCE: f64 = 0.4;
 /// The largest slowdown that is planted, as a fraction.
 const LARGEST_PLANT: f64 = 2.0;
+/// What lies between the first measurement's estimate and the margin is so many half-widths of the second, at least:
+/// seven standard deviations, of which the interval takes two and a half.
+const CLEAR_HALF_WIDTHS: f64 = 3.0;
+/// The widest interval of a second measurement that stops for precision, as a multiple of the precision asked for.
+const LEAST_PRECISE: f64 = 2.0;
 
 /// Why a course could not go on.
 #[derive(Debug)]
@@ -160,6 +165,7 @@ pub fn sit(course: &mut dyn Course, settings: &RefereeSettings, terms: &Terms, s
     let start = course.now();
     let mut referee = Referee {
         course,
+        precision: settings.timing.precision,
         timing: settings.timing.clone(),
         terms,
         start,
@@ -203,6 +209,8 @@ fn may_be_neighbours(side: Side, fault: &Fault, against_itself: bool) -> bool {
 struct Referee<'a> {
     course: &'a mut dyn Course,
     timing: Timing,
+    /// How narrow an interval has to be to stop for that alone, as a fraction.
+    precision: f64,
     terms: &'a Terms,
     /// When the sitting began.
     start: f64,
@@ -263,8 +271,9 @@ impl Referee<'_> {
             return Ok(void);
         }
         self.share_the_rest(sitting);
-        let first = self
-            .measure(Pairing::Duel, derive(sitting.seed, &[3]), |referee, summary| referee.judge(summary).is_some())?;
+        let first = self.measure(Pairing::Duel, derive(sitting.seed, &[3]), |referee, summary| {
+            referee.judge(summary).is_some() || referee.are_alike(summary)
+        })?;
         let void = self.judge_against_the_machine(sitting, &first)?;
         let (outcome, found) = (self.conclude(&first), first.at(self.timing.decides).geomean);
         sitting.margin = self.margin(found);
@@ -276,7 +285,10 @@ impl Referee<'_> {
         if !promising {
             return Ok(outcome);
         }
-        let second = self.measure(Pairing::Duel, derive(sitting.seed, &[4]), |_, _| false)?;
+        let clear = (found.estimate / (1.0 + sitting.margin)).ln() / CLEAR_HALF_WIDTHS;
+        self.precision = self.precision.max(clear.exp_m1()).min(LEAST_PRECISE * self.precision);
+        let second =
+            self.measure(Pairing::Duel, derive(sitting.seed, &[4]), |referee, summary| referee.are_alike(summary))?;
         // The second has to clear what either has shown.
         let before = self.slowed;
         let void = self.judge_against_the_machine(sitting, &second)?;
@@ -555,7 +567,14 @@ impl Referee<'_> {
         let limit = 1.0 - self.most_loss();
         let unsettled = |shape: &ShapeResult| shape.speedup.low < limit && limit <= shape.speedup.high;
         let settled = pairing != Pairing::Duel || !summary.shapes.iter().any(unsettled);
-        settled && half_width(summary.geomean).exp_m1() <= self.timing.precision
+        settled && half_width(summary.geomean).exp_m1() <= self.precision
+    }
+
+    /// Whether an interval leaves room for neither a gain nor a loss that would count: whatever is measured beyond it,
+    /// the verdict is that nothing is settled.
+    fn are_alike(&self, summary: &Summary) -> bool {
+        let found = summary.geomean;
+        found.high <= 1.0 + self.margin_of_the_rules(found) && found.low >= 1.0 / (1.0 + self.off_by(found))
     }
 
     fn most_loss(&self) -> f64 {

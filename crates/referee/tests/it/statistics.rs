@@ -5,7 +5,7 @@
 
 use referee::calibration::{Characteristics, characteristics};
 use referee::synthetic::{Neighbours, SyntheticCourse, World};
-use referee::{Outcome, Pairing, RefereeSettings, Side, Sitting, Terms, Timing, sit};
+use referee::{Outcome, Pairing, RefereeSettings, Side, Sitting, Stop, Terms, Timing, sit};
 
 const SITTINGS: usize = 60;
 
@@ -275,4 +275,30 @@ fn whoever_slows_its_rival_gains_nothing_by_it() {
         w.truth.fill(-0.10);
     });
     assert!(c.faster > 0.95, "{c:?}");
+}
+
+#[test]
+fn a_measurement_ends_where_neither_a_gain_nor_a_loss_has_room() {
+    let mut world = World::quiet(3, 0.0);
+    world.process_spread = 0.006;
+    let held = sittings(&world, &Terms::default(), 20);
+    let ended: Vec<_> = held.iter().filter(|held| held.first.as_ref().unwrap().stopped == Stop::Decided).collect();
+    assert!(ended.len() > 4, "{} of 20 end for it", ended.len());
+    for Sitting { first, margin, outcome, .. } in ended {
+        let found = first.as_ref().unwrap().cold.geomean;
+        assert!(found.high <= 1.0 + margin && found.low >= 1.0 / (1.0 + margin), "{found} {margin}");
+        assert!(matches!(outcome, Outcome::Inconclusive { .. }), "{outcome:?}");
+    }
+}
+
+#[test]
+fn what_is_published_is_as_precise_as_what_it_is_beyond_the_margin_asks_for() {
+    let mut world = World::quiet(3, -0.10);
+    world.process_spread = 0.006;
+    for Sitting { second, .. } in sittings(&world, &Terms::default(), 10) {
+        let second = second.unwrap();
+        let half_width = 0.5 * (second.cold.geomean.high / second.cold.geomean.low).ln();
+        assert!(second.stopped == Stop::LastLook || half_width.exp_m1() <= 0.01, "{second:?}");
+        assert!(second.quartets < 96, "±0.5 % would take all looks: {second:?}");
+    }
 }
