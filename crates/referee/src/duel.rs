@@ -39,7 +39,7 @@ use crate::samples::{Process, Samples, Take};
 use crate::scout;
 use crate::seeds::derive;
 use crate::settings::{RefereeSettings, Temperature, Timing};
-use crate::{Error, Result};
+use crate::{Error, Result, stats};
 
 /// Processes of a deal's quick probe.
 const PROBE_PROCESSES: usize = 2;
@@ -52,8 +52,8 @@ const UNTIL_NEXT_WAIT: usize = 4;
 /// A planted slowdown is so many half-widths of the control's interval, so that it is missed about once in a hundred
 /// times.
 const PLANT_HALF_WIDTHS: f64 = 2.0;
-/// The standard deviation of a measurement as a part of half its interval's width, at the confidence of a look.
-const CHANCE: f64 = 0.4;
+/// Standard deviations beyond which the champion's loss beside a challenger is no longer the machine's own doing.
+const BEYOND_CHANCE: f64 = 5.0;
 /// The largest slowdown that is planted, as a fraction.
 const LARGEST_PLANT: f64 = 2.0;
 /// What lies between the first measurement's estimate and the margin is so many half-widths of the second, at least:
@@ -247,6 +247,30 @@ impl Doubt {
     }
 }
 
+/// How much longer the champion took beside another than beside itself, as a logarithm. Times of two measurements are
+/// not paired: they differ by what came and went between them, as processes of one measurement do.
+struct Difference {
+    estimate: f64,
+    /// Its standard deviation.
+    deviation: f64,
+}
+
+impl Difference {
+    fn of(alone: &[&Measurement], beside: &Measurement) -> Self {
+        let alone: Vec<f64> = alone.iter().flat_map(|measurement| &measurement.champion).copied().collect();
+        let [(alone, one), (beside, other)] = [&alone, &beside.champion].map(|logs| {
+            let (mean, deviation) = stats::mean_and_deviation(logs);
+            (mean, deviation / (logs.len().max(1) as f64).sqrt())
+        });
+        Self { estimate: beside - alone, deviation: one.hypot(other) }
+    }
+
+    /// Nobody is blamed for what chance explains.
+    fn beyond_chance(&self) -> f64 {
+        self.estimate - self.deviation
+    }
+}
+
 /// How long neighbours were waited for.
 struct Neighbours {
     /// Seconds that may still be waited for them to go.
@@ -432,17 +456,14 @@ impl Referee<'_> {
         }
         self.slowed = 0.0;
         let Some(control) = &sitting.control else { return Ok(None) };
-        // Times of two measurements are not paired: they differ by what came and went between them.
-        let unsure = [&control.measurement, duel].map(|m| half_width(m.at(self.timing.decides).geomean));
-        let tolerance = self.timing.champion_tolerance.max((2.0 * unsure[0].hypot(unsure[1])).exp_m1());
         let found = duel.at(self.timing.decides).geomean;
         let margin = self.margin(found);
         // In plant and fence, too, its own side is the champion beside itself.
         let others = [&sitting.plant, &sitting.fence].into_iter().flatten().map(|control| &control.measurement);
         let alone: Vec<&Measurement> = [&control.measurement].into_iter().chain(others).collect();
-        // Nobody is blamed for what chance explains.
-        let chance = CHANCE * unsure[0].hypot(unsure[1]);
-        let before = self.longer_beside(&alone, duel) - chance;
+        let before = Difference::of(&alone, duel);
+        let tolerance = self.timing.champion_tolerance.max((BEYOND_CHANCE * before.deviation).exp_m1());
+        let before = before.beyond_chance();
         // It matters where it would turn a gain into none, or is beyond all tolerance.
         let matters = found.low > 1.0 + margin && found.low <= (1.0 + margin) * before.exp();
         if !matters && before <= tolerance.ln_1p() {
@@ -450,23 +471,13 @@ impl Referee<'_> {
         }
         // Machines drift. Whoever was slowed by its rival is as fast as before without it.
         let after = self.measure(Pairing::Control, derive(duel.seed, &[6]), |_, _| false)?;
-        self.slowed = before.min(self.longer_beside(&[&after], duel) - chance).max(0.0);
+        self.slowed = before.min(Difference::of(&[&after], duel).beyond_chance()).max(0.0);
         let percent = 100.0 * self.slowed.exp_m1();
         Ok((self.slowed > tolerance.ln_1p()).then(|| Outcome::Void {
             why: vec![format!(
                 "the champion took {percent:.0} % longer beside the challenger than beside itself, before and after: something slows it"
             )],
         }))
-    }
-
-    /// How much longer the champion took beside another than beside itself, as a logarithm: over all shapes, and all
-    /// measurements of the latter.
-    fn longer_beside(&self, alone: &[&Measurement], beside: &Measurement) -> f64 {
-        let shapes = |measurement: &Measurement| measurement.at(self.timing.decides).shapes.clone();
-        let pairs = alone.iter().flat_map(|alone| shapes(alone).into_iter().zip(shapes(beside)));
-        let logs: Vec<f64> =
-            pairs.map(|(alone, beside)| (beside.champion_seconds / alone.champion_seconds).ln()).collect();
-        logs.iter().sum::<f64>() / logs.len().max(1) as f64
     }
 
     /// The champion's own code behind the fence against itself without.

@@ -194,6 +194,9 @@ pub struct Measurement {
     pub cold: Summary,
     /// With warm weights.
     pub warm: Summary,
+    /// The champion's own time in each process, as a logarithm: the mean over shapes, at the temperature that decides.
+    #[serde(default)]
+    pub champion: Vec<f64>,
     /// What was seen on the way.
     pub looks: Vec<Look>,
     /// Why it ended.

@@ -48,13 +48,15 @@ pub(crate) struct Samples {
     pub(crate) shapes: Vec<String>,
     quartets: [Quartets; TEMPERATURES],
     seconds: [Vec<[Vec<f64>; 2]>; TEMPERATURES],
+    /// `[temperature][process]`: the champion's own time as a logarithm, the mean over shapes.
+    champion: [Vec<f64>; TEMPERATURES],
 }
 
 impl Samples {
     pub(crate) fn new(shapes: Vec<String>, quartets_per_process: usize) -> Self {
         let quartets = Quartets::new(shapes.len(), quartets_per_process);
         let seconds = Process::new(shapes.len()).seconds;
-        Self { shapes, quartets: [quartets.clone(), quartets], seconds }
+        Self { shapes, quartets: [quartets.clone(), quartets], seconds, champion: Default::default() }
     }
 
     pub(crate) fn processes(&self) -> usize {
@@ -71,6 +73,10 @@ impl Samples {
             if !table.push(quartets) {
                 return Err(Error::Samples);
             }
+        }
+        for (champion, shapes) in self.champion.iter_mut().zip(&process.seconds) {
+            let logs = shapes.iter().map(|sides| stats::median(&sides[0]).ln());
+            champion.push(logs.sum::<f64>() / shapes.len() as f64);
         }
         for (all, new) in self.seconds.iter_mut().flatten().zip(process.seconds.into_iter().flatten()) {
             for (all, new) in all.iter_mut().zip(new) {
@@ -120,6 +126,7 @@ impl Samples {
             confidence: 1.0 - timing.alpha_a_look(),
             cold: self.summary(Temperature::Cold, timing, seed),
             warm: self.summary(Temperature::Warm, timing, seed),
+            champion: self.champion[index(timing.decides)].clone(),
             looks,
             stopped,
         }

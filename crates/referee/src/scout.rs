@@ -2,7 +2,7 @@
 
 use crate::record::Scout;
 use crate::settings::Timing;
-use crate::stats::{median, student_quantile};
+use crate::stats::{mean_and_deviation, median, student_quantile};
 
 /// Pairs of processes that are scouted. Their samples are not used for anything else.
 pub(crate) const PROCESSES: usize = 3;
@@ -76,9 +76,7 @@ fn spread(quartets: &[Vec<Vec<f64>>]) -> f64 {
         medians.iter().sum::<f64>() / medians.len().max(1) as f64
     };
     let figures: Vec<f64> = quartets.iter().map(figure).collect();
-    let n = figures.len().max(2) as f64;
-    let mean = figures.iter().sum::<f64>() / n;
-    let between = (figures.iter().map(|f| (f - mean) * (f - mean)).sum::<f64>() / (n - 1.0)).sqrt();
+    let (_, between) = mean_and_deviation(&figures);
     let deviations: Vec<f64> = quartets
         .iter()
         .flat_map(|process| process.iter().flat_map(|shape| shape.iter().map(|d| (d - median(shape)).abs())))

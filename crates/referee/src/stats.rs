@@ -163,10 +163,8 @@ pub fn analyse(quartets: &Quartets, method: Method, seed: u64) -> Analysis {
 }
 
 fn student(deviations: &[f64], alpha: f64, processes: usize) -> f64 {
-    let (n, p) = (deviations.len() as f64, processes as f64);
-    let mean = deviations.iter().sum::<f64>() / n;
-    let variance = deviations.iter().map(|d| (d - mean) * (d - mean)).sum::<f64>() / (n - 1.0);
-    SHORTFALL * student_quantile(1.0 - alpha / 2.0, processes - 1) * (variance * p / (p - 1.0)).sqrt()
+    let (p, (_, spread)) = (processes as f64, mean_and_deviation(deviations));
+    SHORTFALL * student_quantile(1.0 - alpha / 2.0, processes - 1) * spread * (p / (p - 1.0)).sqrt()
 }
 
 fn percentiles(deviations: &mut [f64], alpha: f64) -> f64 {
@@ -241,6 +239,14 @@ fn bootstrap(ranked: &[Ranked], processes: usize, a_process: usize, resamples: u
 /// The median of some numbers, 0 of none.
 pub fn median(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { Ranked::new(values).median() }
+}
+
+/// The mean and the standard deviation of some numbers, 0 of none.
+pub(crate) fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
+    let n = values.len().max(2) as f64;
+    let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+    let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    (mean, (squares / (n - 1.0)).sqrt())
 }
 
 /// The value that Student's t with so many degrees of freedom stays below with this probability.

@@ -255,6 +255,7 @@ fn sitting(times: &[WrittenTime]) -> Sitting {
         confidence: 0.0,
         cold: summary.clone(),
         warm: summary,
+        champion: Vec::new(),
         looks: Vec::new(),
         stopped: Stop::LastLook,
     };

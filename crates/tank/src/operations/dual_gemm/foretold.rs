@@ -176,6 +176,7 @@ impl Referee for Foretold {
             confidence: 0.0,
             cold: summary.clone(),
             warm: summary,
+            champion: Vec::new(),
             looks: Vec::new(),
             stopped: Stop::Decided,
         };

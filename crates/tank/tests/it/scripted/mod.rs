@@ -109,6 +109,7 @@ fn measurement(pairing: Pairing, problems: &[String], speedups: &[f64], seed: u6
         confidence: 0.983,
         cold: summary.clone(),
         warm: summary,
+        champion: Vec::new(),
         looks: Vec::new(),
         stopped: Stop::Precise,
     }
