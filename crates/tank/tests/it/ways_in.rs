@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::{
-    Steady, Watched, asked, case, cheat, examined, fault_in_a_sitting, honest, is_gone, quick, scalar,
+    Steady, Watched, asked, case, cheat, examined, fault_in_a_sitting, honest, is_gone, limits, quick, scalar, suite,
 };
 use referee::contestant::{Contestant, Fault, Job, Limits, Program};
 use referee::{Pool, Terms, examine, sit};
@@ -150,6 +150,21 @@ fn nobody_is_ended_in_the_place_of_a_contestant_that_takes_all_memory() {
 #[test]
 fn nobody_waits_for_a_contestant_to_open_a_file() {
     assert_eq!(boast(&cheat("leaser")), None);
+}
+
+#[test]
+fn a_rival_that_needs_what_another_hoards_still_has_it() {
+    // Whoever talks to itself through pipes, beside one that holds pipes, watches and locks.
+    for habits in ["piping", "looping"] {
+        let rival = suite().honest(habits, limits());
+        let [hoarder, rival] = examine([&cheat("hoarder"), &rival], &asked(6), 6).unwrap();
+        assert!(
+            hoarder.correctness.passed() && rival.correctness.passed(),
+            "{:?} {:?}",
+            hoarder.correctness,
+            rival.correctness
+        );
+    }
 }
 
 #[test]
