@@ -1,5 +1,5 @@
-//! Definitions with workloads and solutions, as FlashInfer-Bench and SOL-ExecBench write them: one of them in a folder of
-//! its own, or a data set of many.
+//! Definitions with workloads and solutions, as FlashInfer-Bench and SOL-ExecBench write them: one of them in a folder
+//! of its own, or a data set of many.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! KernelBench's format: a module with `Model`, `get_inputs` and `get_init_inputs`. Its shapes are its own, so that it is one
-//! problem.
+//! KernelBench's format: a module with `Model`, `get_inputs` and `get_init_inputs`. Its shapes are its own, so that it
+//! is one problem.
 
 use std::fs;
 use std::path::Path;
