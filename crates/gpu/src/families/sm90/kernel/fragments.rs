@@ -243,14 +243,14 @@ impl CodeFragments {
         k.phase("dequantise", |k| {
             for row in 0..2 {
                 let codes = self.fresh[row][word];
-                let pair = scale_pair(k, Tokens::F16, self.fresh_scales[row], word);
+                let pair = self.pair(k, Tokens::F16, self.fresh_scales[row], word);
                 let pair: Reg<F16x2> = match self.lifts {
                     Some(lifts) => k.mul(pair.cast::<F16x2>(), lifts[row].cast::<F16x2>()),
                     None => pair.cast(),
                 };
-                let scales = k.unpack_pair(pair);
+                let apart = (self.scales == Scales::Sixteens).then(|| k.unpack_pair(pair));
                 for second in 0..2 {
-                    let both = k.pack_pair(scales[second], scales[second]);
+                    let both = apart.map_or(pair, |scales| k.pack_pair(scales[second], scales[second]));
                     let pairs = pairs_of_slice(k, (Tokens::F16, self.order), codes, second).map(|pair| {
                         let weights = k.mul(pair.cast::<F16x2>(), both);
                         k.e4m3_of_halves(weights)
