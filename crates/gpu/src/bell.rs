@@ -1,9 +1,8 @@
 //! How a stream asks the host for something: it writes one word, its *bell*, which a thread of ours looks at, and waits
 //! for another, the *answer*, before it goes on.
 //!
-//! The driver can also call a host function from a stream, on a thread that it wakes for it. Captured in a graph, that
-//! took 27 to 31 µs beside the function's own work, and these two words 9 to 12 (H200, driver 580). In streams without
-//! a graph it was 4 to 7 µs in place of 3.
+//! The driver can also call a host function from a stream, on a thread that it wakes for it. In graphs of twenty layers
+//! that took 27 to 31 µs per layer beside the function's own work, and these two words 7 to 9 (H200, driver 580).
 //!
 //! **Looking takes a core.** The thread looks without a pause only while somebody rings, and [`EAGER`] longer, which is
 //! from one layer of a model to the next. Then it naps between looks, and after [`DROWSY`] it naps longer, so that the
@@ -111,6 +110,8 @@ impl Page {
             None if place < BELLS => answering.push(Some(Arc::clone(who))),
             None => return None,
         }
+        // Who had it before may have been cut off between a ring and its answer.
+        self.at(place).iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.used.fetch_max(place + 1, Ordering::Release);
         Some(place)
     }
@@ -147,18 +148,18 @@ struct Desk {
 impl Desk {
     /// A bell on a page that has one left, or on a new one.
     fn bell(&'static self, who: Arc<dyn Answer>, new: impl FnOnce() -> Result<Page>) -> Result<Bell> {
-        let mut pages = self.pages.write().unwrap_or_else(PoisonError::into_inner);
         let free = |page: &Arc<Page>| Some(Bell { place: page.take(&who)?, page: Arc::clone(page) });
-        let bell = match pages.iter().find_map(free) {
+        let there = self.pages.read().unwrap_or_else(PoisonError::into_inner).iter().find_map(free);
+        let bell = match there {
             Some(bell) => bell,
             None => {
+                // Pages are not held meanwhile: the driver may wait for a stream that waits for an answer.
                 let page = Arc::new(new()?);
                 let bell = free(&page).ok_or(Error::Forgotten)?;
-                pages.push(page);
+                self.pages.write().unwrap_or_else(PoisonError::into_inner).push(page);
                 bell
             }
         };
-        drop(pages);
         self.wake().map(|()| bell)
     }
 
@@ -179,13 +180,15 @@ impl Desk {
     fn serve(&self) {
         let mut last = Instant::now();
         loop {
-            if (0..LOOKS).any(|_| self.look()) {
+            let quiet = last.elapsed();
+            let looks = if quiet < EAGER { LOOKS } else { 1 };
+            if (0..looks).any(|_| self.look()) {
                 last = Instant::now();
                 continue;
             }
-            match last.elapsed() {
-                quiet if quiet < EAGER => {}
-                quiet if quiet < DROWSY => thread::sleep(SHORT_NAP),
+            match quiet {
+                _ if quiet < EAGER => {}
+                _ if quiet < DROWSY => thread::sleep(SHORT_NAP),
                 _ if self.is_idle() => thread::park(),
                 _ => thread::sleep(LONG_NAP),
             }
@@ -229,7 +232,7 @@ mod tests {
 
     /// A page that no device reaches.
     fn page() -> Result<Page> {
-        Ok(Page::new(SharedWords::of_host(2 * BELLS)))
+        SharedWords::of_host(2 * BELLS).map(Page::new)
     }
 
     fn desk() -> &'static Desk {
@@ -267,6 +270,18 @@ mod tests {
             thread::sleep(pause);
         }
         assert_eq!((who.0.load(Ordering::Relaxed), Arc::strong_count(&who)), (3, 1));
+    }
+
+    #[test]
+    fn a_place_whose_answer_was_never_taken_waits_for_its_own() {
+        let (desk, who) = (desk(), Arc::new(Counter::default()));
+        let left = desk.bell(Arc::<Counter>::clone(&who), page).unwrap();
+        left.page.at(left.place)[1].store(SET, Ordering::Release);
+        drop(left);
+        let bell = desk.bell(Arc::<Counter>::clone(&who), page).unwrap();
+        assert_eq!(bell.page.at(bell.place).map(|word| word.load(Ordering::Acquire)), [0; 2]);
+        ring(&bell);
+        assert_eq!(who.0.load(Ordering::Relaxed), 1);
     }
 
     #[test]

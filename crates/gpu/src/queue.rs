@@ -464,7 +464,8 @@ impl LaunchQueue {
     /// # Safety
     ///
     /// Tokens and results must lie where they were said to, be as large as the shapes say, overlap nowhere, and stay
-    /// until the stream has done the work; so must memory that is lent. Graphs are launched as is said above.
+    /// until the stream has done the work; so must memory that is lent. Graphs are launched as is said above, and one
+    /// with experts on the host is made executable once.
     pub unsafe fn launch(&mut self, call: Prepared) -> Result<()> {
         let known = self.ready.get(&call.0).and_then(|ready| Some((ready, ready.call.owner()?)));
         let Some((ready, owner)) = known else { return Err(Error::Forgotten) };

@@ -86,7 +86,7 @@ pub struct HostCall<'a> {
 
 /// Who computes rows of a layer's experts on the host, for any of them.
 pub trait HostRows: fmt::Debug + Send + Sync {
-    /// Computes a call.
+    /// Computes a call. It waits for no device, and for no other layer's call: one thread answers all.
     fn compute(&self, call: HostCall<'_>) -> Result<()>;
 }
 

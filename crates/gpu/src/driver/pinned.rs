@@ -5,6 +5,8 @@ use std::fmt;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicU32;
 
+use memmap2::MmapMut;
+
 use super::Context;
 use op::{Error, Result};
 
@@ -86,7 +88,8 @@ impl Drop for PinnedMemory {
 }
 
 /// Words that host and device both reach until the process ends. They are the host's own memory, which the driver only
-/// holds in place: a thread may look at them also while the process ends, when the driver has taken back its own.
+/// holds in place: a thread may look at them also while the process ends, when the driver has taken back its own. No
+/// other memory is in their pages, and a forked child has none of these, so that they stay where the device knows them.
 #[derive(Debug)]
 pub struct SharedWords {
     words: &'static [AtomicU32],
@@ -94,17 +97,20 @@ pub struct SharedWords {
     address: u64,
 }
 
+/// What is said where there are none.
+const WORDS: &str = "words between a stream and the host";
+
 impl SharedWords {
     /// So many words, all zero.
     pub fn new(context: &'static Context, count: usize) -> Result<Self> {
-        let Self { words, .. } = Self::of_host(count);
+        let Self { words, .. } = Self::of_host(count)?;
         let (start, bytes) = (words.as_ptr().cast_mut().cast(), size_of_val(words));
         let _entered = context.enter()?;
         let _unhindered = context.unhindered()?;
         // SAFETY: the memory is there, and stays.
         let status = unsafe { (context.symbols.host_register)(start, bytes, EVERYWHERE) };
         if NOT_HELD.contains(&status) {
-            return Err(Error::Pinned { bytes, what: "words between a stream and the host" });
+            return Err(Error::Pinned { bytes, what: WORDS });
         }
         context.called("cuMemHostRegister", status)?;
         let mut address = 0;
@@ -115,9 +121,16 @@ impl SharedWords {
     }
 
     /// The same where no device reaches them.
-    pub(crate) fn of_host(count: usize) -> Self {
-        let words: &'static [AtomicU32] = (0..count).map(|_| AtomicU32::new(0)).collect::<Vec<_>>().leak();
-        SharedWords { words, address: 0 }
+    pub(crate) fn of_host(count: usize) -> Result<Self> {
+        let bytes = count * size_of::<AtomicU32>();
+        let memory = MmapMut::map_anon(bytes).map_err(|_| Error::Pinned { bytes, what: WORDS })?;
+        // Where it cannot be said, nothing is lost but in a program that forks on an old kernel.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::DontFork);
+        let start = Box::leak(Box::new(memory)).as_mut_ptr().cast::<AtomicU32>();
+        // SAFETY: whole pages of zeros, which are never given back; nobody reaches them but by this slice.
+        let words = unsafe { std::slice::from_raw_parts(start, count) };
+        Ok(SharedWords { words, address: 0 })
     }
 
     /// The words, for the host.
