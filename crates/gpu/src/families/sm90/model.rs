@@ -87,10 +87,11 @@ const FEW_SHALLOW: f64 = 1.15;
 const TOKENS: [usize; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256];
 const BLOCKS: [usize; 4] = [1, 2, 3, 4];
 
-/// Tokens of the longest group from which FP8 weights are multiplied here: with 16 these kernels took 0.77 to 0.92 of
+/// Tokens of the longest group from which FP8 weights are multiplied here: with 16 these kernels took 0.75 to 0.92 of
 /// the time of `sm80`'s on an H200, with one 0.77 to 1.33.
 const LEAST_FP8_TOKENS: usize = 9;
-/// Tokens up to which FP8 weights are not read again for further tiles: those took 1.06 to 1.39 times as long.
+/// Tokens up to which FP8 weights are not read again for further tiles: plans with such took 1.06 to 1.39 times as
+/// long.
 const FP8_TOKENS_OF_ONE_TILE: usize = 64;
 
 /// Whether FP8 weights of a problem are multiplied here, rather than by `sm80`'s kernels.
