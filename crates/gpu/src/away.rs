@@ -6,7 +6,7 @@
 //! ```
 //!
 //! `place` leaves the ids of the host's entries in memory that both reach, `send` their tokens; then the stream rings a
-//! [bell](crate::bell), and the thread that answers it has [`HostRows`] compute; and `combine` adds rows of both kinds
+//! bell (`bell`), and the thread that answers it has [`HostRows`] compute; and `combine` adds rows of both kinds
 //! in the order in which a token has its experts. All of it is queued, or is part of a graph, and nobody waits on the
 //! caller's thread.
 //!
