@@ -3,9 +3,10 @@
     python3 benchmarks/h200/counters.py [--only NAME] [--first N] RESULT.json PROGRAM [ARGUMENT]…
 
 For instance, the products of a layer: `--only dual_gemm --first 2 moe.json hammerhead bench --backend cuda --suite moe
---model qwen3-30b-a3b --tokens 512`, which checks the layer before it times it. Each kernel runs alone and with cold caches, at whatever clock the device has, so it takes longer than in a graph. A row per kernel: its
-time, how busy tensor cores, issue slots, memory and L2 were (percent of their peak), and what a warp waited for, in
-cycles per instruction issued.
+--model qwen3-30b-a3b --tokens 512`, which checks the layer before it times it. Each kernel runs alone and with cold
+caches, at whatever clock the device has, so it takes longer than in a graph. A row per kernel: its time, how busy
+tensor cores, issue slots, memory and L2 were (percent of their peak), and what a warp waited for, in cycles per
+instruction issued.
 """
 
 import argparse
@@ -26,7 +27,7 @@ COLUMNS = {
     "memory %": ("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", 1),
     "L2 %": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 1),
 }
-STALL = "smsp__average_warps_issue_stalled_"
+STALL, PER_ISSUE = "smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"
 
 
 def profiled(program, only, first):
@@ -54,8 +55,8 @@ def summed_up(row):
         found[name] = number(row[counter]) / unit
     stalls = {}
     for counter, text in row.items():
-        if counter and counter.startswith(STALL) and counter.endswith("_per_issue_active.ratio") and "not_issued" not in counter:
-            stalls[counter.removeprefix(STALL).removesuffix("_per_issue_active.ratio")] = number(text)
+        if counter.startswith(STALL) and counter.endswith(PER_ISSUE) and "not_issued" not in counter:
+            stalls[counter.removeprefix(STALL).removesuffix(PER_ISSUE)] = number(text)
     found["waits"] = dict(sorted(stalls.items(), key=lambda wait: -wait[1])[:4])
     return found
 

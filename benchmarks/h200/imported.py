@@ -9,8 +9,8 @@ Writes thirteen small problems in the three public formats (definitions with wor
 it with `hammerhead tank play --json`: cheats first, then honest solutions for as long as there is time. One play has
 the device to itself: whoever is timed beside others is found to be at work outside of its clock.
 
-`--who again` plays a season of both, the honest one first, ends the program when that has won, and has the season go on:
-what is compiled is compiled again then, and is known by its bytes.
+`--who again` plays a season of both, the honest one first, ends the program when that has won, and has the season go
+on: what is compiled is compiled again then, and is known by its bytes.
 """
 
 import argparse
@@ -113,7 +113,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
 
 
 def definition(name, axes, inputs, reference, honest, cheat, workloads, compiled=None):
-    """A folder as FlashInfer-Bench and SOL-ExecBench write it. What is compiled is submitted instead of the honest one."""
+    """A folder as FlashInfer-Bench and SOL-ExecBench write it. Compiled sources are submitted instead of the honest."""
     tensors = lambda specs: {key: {"shape": list(shape), "dtype": kind} for key, (shape, kind) in specs.items()}
     outputs = {"out": inputs.pop("out")}
     about = {
