@@ -67,9 +67,6 @@ pub struct MatrixLayout {
 impl MatrixLayout {
     /// Rows of 128 bytes of K, swizzled, eight rows after eight rows: what a 128-byte-swizzled tensor copy leaves.
     pub const K_MAJOR_128: MatrixLayout = MatrixLayout { swizzle: Swizzle::B128, leading: 16, stride: 1024 };
-
-    /// Rows of 64 bytes of K, likewise.
-    pub const K_MAJOR_64: MatrixLayout = MatrixLayout { swizzle: Swizzle::B64, leading: 16, stride: 512 };
 }
 
 /// A `wgmma` matrix descriptor.

@@ -30,7 +30,7 @@ use super::bytes::ByteFragments;
 use super::fragments::{Fragments, Powers};
 use super::pipeline::{Spot, Turn};
 use super::work::{Share, Tile};
-use super::{ALL_CONSUMERS, Division, MultiplySpec, Parts, Products, Tokens};
+use super::{ALL_CONSUMERS, Division, MultiplySpec, Parts, Products, ROW_BYTES, TOKEN_LAYOUT, Tokens};
 use crate::pack::Codes;
 use crate::phases::groups::Groups;
 use op::Schedule;
@@ -585,10 +585,10 @@ impl Consumer {
             let places = slices.iter().flat_map(|&slice| (0..parts).map(move |part| (slice, part)));
             // One 64-bit addition per operand: added to the low word alone, the assembler copies the high word each
             // time, and instructions are what few tokens wait for.
-            let first = k.wgmma_descriptor(self.config.token_layout(), walk.here.tokens).cast::<U64>();
+            let first = k.wgmma_descriptor(TOKEN_LAYOUT, walk.here.tokens).cast::<U64>();
             let operands: Vec<_> = places
                 .map(|(slice, part)| {
-                    let bytes = unit.place * self.config.unit_bytes()[0] + part * part_bytes;
+                    let bytes = self.config.unit_offset(unit.place) + part * part_bytes;
                     let further = 2 * slice as u32 + bytes / 16;
                     (slice, k.add(first, u64::from(further)).cast())
                 })
@@ -614,7 +614,7 @@ impl Consumer {
             let at = k.add(walk.here.tokens, row);
             let tokens: Vec<[Reg<U32>; 4]> = (0..self.config.tokens / 8)
                 .map(|eight| {
-                    let further = unit.place * self.config.unit_bytes()[0] + eight * 8 * self.config.token_bytes();
+                    let further = self.config.unit_offset(unit.place) + eight * 8 * ROW_BYTES;
                     k.load_matrix(Addr::<Shared>::of(at).plus(further.cast_signed()), false)
                 })
                 .collect();

@@ -29,8 +29,8 @@
 //! others multiply.
 //!
 //! Tokens that were rounded to e4m3, if that is asked for ([`op::Precision::Fp8`]), have the same phases: weights
-//! become e4m3 on their way, two slices of 16 are one multiplication of 32, and a row of tokens in shared memory is 64
-//! bytes.
+//! become e4m3 on their way, two slices of 16 are one multiplication of 32, and a row of tokens in shared memory holds
+//! two units. Tensor copies of rows of one unit, 64 bytes, are slower: layers with 4096 tokens took 1 to 2 % longer.
 //!
 //! A multiprocessor has one block with all of its shared memory and registers; or, where few tokens need little of
 //! both, two. Then a launch begins beside the one before it: while that one computes, its blocks ask for the weights of
@@ -78,8 +78,12 @@ use work::{TileRing, Work};
 
 /// The hardware barrier of all consumer warpgroups.
 const ALL_CONSUMERS: u32 = 1;
-/// Columns of k that one chunk of weights, and one row of tokens in shared memory, holds.
+/// Columns of k that one chunk of weights holds.
 pub const UNIT: u32 = 64;
+/// Bytes of a row of tokens in shared memory: the widest swizzle, whose copies are the fastest.
+const ROW_BYTES: u32 = 128;
+/// How those rows lie.
+const TOKEN_LAYOUT: MatrixLayout = MatrixLayout::K_MAJOR_128;
 /// Steps of 16 along k in a unit: one wgmma each.
 const SLICES: usize = 4;
 /// Tokens by which a tile's width may be cut, where tiles have several widths; and where a block has several tiles,
@@ -237,14 +241,20 @@ impl MultiplySpec {
         if self.widths().len() > 1 { self.cut(m).1.max(self.least_width()) } else { self.tokens }
     }
 
-    /// Bytes of a token's part in one unit of k: a row in shared memory.
+    /// Bytes of a token's part in one unit of k.
     fn token_bytes(&self) -> u32 {
         UNIT * self.element.bytes()
     }
 
-    /// How tokens lie in shared memory: rows of 64 numbers.
-    fn token_layout(&self) -> MatrixLayout {
-        if self.element == Tokens::E4m3 { MatrixLayout::K_MAJOR_64 } else { MatrixLayout::K_MAJOR_128 }
+    /// Units of k in a row of tokens in shared memory, and hence in a copy of rows.
+    fn row_units(&self) -> u32 {
+        ROW_BYTES / self.token_bytes()
+    }
+
+    /// Bytes from a stage's tokens to those of a unit.
+    fn unit_offset(&self, unit: u32) -> u32 {
+        let [rows, column] = [unit / self.row_units(), unit % self.row_units()];
+        rows * self.row_units() * self.unit_bytes()[0] + column * self.token_bytes()
     }
 
     /// Bytes of one unit of k in a stage: tokens, and weights.
@@ -382,8 +392,8 @@ impl MultiplySpec {
             address,
             dims: vec![k.into(), m.into()],
             strides: vec![u64::from(k * self.element.bytes())],
-            tile: vec![UNIT, tokens],
-            swizzle: self.token_layout().swizzle,
+            tile: vec![UNIT * self.row_units(), tokens],
+            swizzle: TOKEN_LAYOUT.swizzle,
         };
         if parts > 1 {
             map.dims.push(parts.into());

@@ -18,7 +18,7 @@
 
 use ptx::{Addr, Barriers, Builder, Pred, Reg, Shared, SharedRegion, U32};
 
-use super::MultiplySpec;
+use super::{MultiplySpec, TOKEN_LAYOUT};
 
 /// Threads that fill a stage.
 const PRODUCERS: u32 = 2;
@@ -26,7 +26,7 @@ const PRODUCERS: u32 = 2;
 /// The stages and their barriers.
 pub(super) struct Pipeline {
     config: MultiplySpec,
-    /// Tokens: by stage, unit and part.
+    /// Tokens: by stage, rows' units and part.
     pub tokens: SharedRegion,
     /// Weights: by stage, chunk and unit.
     weights: SharedRegion,
@@ -74,7 +74,7 @@ impl Pipeline {
         let [tokens, weights] = config.unit_bytes().map(|bytes| bytes * config.units * config.stages);
         Pipeline {
             config,
-            tokens: k.shared("tokens", tokens, config.token_layout().swizzle.period()),
+            tokens: k.shared("tokens", tokens, TOKEN_LAYOUT.swizzle.period()),
             weights: k.shared("weights", weights, 128),
             full: k.barriers("full", config.stages),
             empty: k.barriers("empty", config.stages),
@@ -145,7 +145,7 @@ impl Pipeline {
     pub fn find(&self, k: &mut Builder, turn: &Turn, spot: &Spot) {
         let full = self.barrier(k, self.full, turn.stage);
         let tile = self.token_tile(k, turn);
-        let tokens = if self.config.by_warps { tile } else { k.descriptor_low(self.config.token_layout(), tile) };
+        let tokens = if self.config.by_warps { tile } else { k.descriptor_low(TOKEN_LAYOUT, tile) };
         let chunks = self.chunks(k, turn);
         spot.set(k, &Spot { full, tokens, chunks });
     }

@@ -8,7 +8,7 @@ use ptx::{Addr, Builder, CopyOptions, Reg, S32, Shared, TensorMapAddress, U32, U
 
 use super::pipeline::Turn;
 use super::work::{Found, Tile};
-use super::{Parts, Products, UNIT};
+use super::{Parts, Products, ROW_BYTES, UNIT};
 use crate::pack::CHUNK_ROWS;
 use crate::phases::groups::Groups;
 
@@ -141,7 +141,7 @@ impl Feed for Weights {
 struct Tokens {
     map: Reg<TensorMapAddress>,
     first: Reg<U32>,
-    /// Bytes of a unit.
+    /// Bytes of all parts of a copy.
     bytes: Reg<U32>,
 }
 
@@ -158,7 +158,7 @@ impl Tokens {
             [only] => k.variable(only),
             _ => k.max(found.most_tokens, parts.config.least_width()),
         };
-        let bytes = k.mul(width, parts.config.token_bytes() * parts.config.element.parts());
+        let bytes = k.mul(width, ROW_BYTES * parts.config.element.parts());
         let first = match &parts.work.groups {
             Groups::Experts(work) => work.source_row(k, found.tile.first_token),
             Groups::Table(_) => found.tile.first_token,
@@ -168,21 +168,28 @@ impl Tokens {
 }
 
 impl Feed for Tokens {
-    /// The units one after another, each part by part. All tiles of a group take as many tokens as its largest; what is
-    /// beyond the last token comes as zeros.
+    /// Rows one after another, each part by part. All tiles of a group take as many tokens as its largest; what is
+    /// beyond the last token, or in a row behind the last unit, comes as zeros.
     fn load(&self, k: &mut Builder, parts: &Parts, turn: &Turn, place: &Place) {
         let config = &parts.config;
         if config.by_warps {
             k.fence_async_shared();
         }
+        let row_units = config.row_units();
         let units = place.units(k, parts);
-        let bytes = k.mul(units, self.bytes);
+        let copies = if row_units == 1 {
+            units
+        } else {
+            let rounded = k.add(units, row_units - 1);
+            k.shr(rounded, row_units.trailing_zeros())
+        };
+        let bytes = k.mul(copies, self.bytes);
         let full = parts.pipe.announce(k, turn, bytes);
         let depth = k.mul(place.unit, UNIT);
         let depth = k.variable(depth);
         let to = parts.pipe.token_tile(k, turn);
         let to = k.variable(to);
-        let unit = |k: &mut Builder| {
+        let copy = |k: &mut Builder| {
             for part in 0..config.element.parts() {
                 let to = Addr::<Shared>::of(to).plus((part * config.tokens * config.token_bytes()).cast_signed());
                 let mut at: Vec<Value<S32>> = vec![depth.cast().into(), self.first.cast().into()];
@@ -192,12 +199,12 @@ impl Feed for Tokens {
                 k.tensor_load(to, self.map, &at, full, CopyOptions::default());
             }
         };
-        if config.units == 1 {
-            return unit(k);
+        if config.units == row_units {
+            return copy(k);
         }
-        k.repeat(units, |k, _| {
-            unit(k);
-            let (next, further) = (k.add(to, config.unit_bytes()[0]), k.add(depth, UNIT));
+        k.repeat(copies, |k, _| {
+            copy(k);
+            let (next, further) = (k.add(to, row_units * config.unit_bytes()[0]), k.add(depth, row_units * UNIT));
             k.set(to, next);
             k.set(depth, further);
         });
