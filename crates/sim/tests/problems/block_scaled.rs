@@ -1,6 +1,6 @@
 //! A block-scaled FP4 tile on Blackwell's tensor cores: inputs so small that every sum is exact.
 
-#[path = "../../../ptx/tests/kernels/block_scaled.rs"]
+#[path = "../../../ptx/tests/it/kernels/block_scaled.rs"]
 mod tile;
 
 use ptx::descriptor::Swizzle;

@@ -1,6 +1,6 @@
-//! The GEMM that tests and examples run: D = A·Bᵀ with inputs so small that every sum is exact.
+//! The GEMM that tests and the example `sim_speed` run: D = A·Bᵀ with inputs so small that every sum is exact.
 
-#[path = "../../../ptx/tests/kernels/multiply.rs"]
+#[path = "../../../ptx/tests/it/kernels/multiply.rs"]
 mod kernel;
 
 use half::f16;
