@@ -32,7 +32,6 @@ const COMMON: WarpMultiplySpec = WarpMultiplySpec {
     resident: 1,
     tokens: 64,
     columns: 128,
-    fragments: 2,
     units: 1,
     stages: 4,
     epilogue: Epilogue::Staged,
@@ -48,8 +47,7 @@ const COMMON: WarpMultiplySpec = WarpMultiplySpec {
 fn sized(products: Products, [tokens, columns, units, stages]: [u32; 4], schedule: Schedule) -> WarpMultiplySpec {
     let function = if products == Products::Single { Function::None } else { Function::Silu };
     let epilogue = if schedule == Schedule::SplitK { Epilogue::Direct } else { Epilogue::Staged };
-    let fragments = WarpMultiplySpec::sensible_fragments(products, columns);
-    WarpMultiplySpec { products, tokens, columns, fragments, units, stages, schedule, function, epilogue, ..COMMON }
+    WarpMultiplySpec { products, tokens, columns, units, stages, schedule, function, epilogue, ..COMMON }
 }
 
 /// Sizes that plans choose, sizes at the edges of what is legal, and every kind of each phase.
@@ -270,7 +268,6 @@ fn a_size_that_the_kernels_lack_is_refused() {
         WarpMultiplySpec { tokens: 128, columns: 256, ..COMMON },
         WarpMultiplySpec { stages: 16, units: 4, ..COMMON },
         WarpMultiplySpec { groups: 3, ..COMMON },
-        WarpMultiplySpec { fragments: 3, ..COMMON },
         WarpMultiplySpec { element: Tokens::NvFp4, ..COMMON },
         WarpMultiplySpec { target: Target::Sm120f, stages: 8, ..COMMON },
         WarpMultiplySpec { scaling: Scaling::Fp8, ..COMMON },

@@ -44,7 +44,6 @@ pub(super) fn kernel_of(target: Target, problem: &Problem, config: &Config) -> R
         resident: if config.strategy == Strategy::PingPong { 2 } else { 1 },
         tokens,
         columns,
-        fragments: WarpMultiplySpec::sensible_fragments(products, columns),
         units,
         stages,
         epilogue: config.epilogue,

@@ -40,7 +40,6 @@ pub fn kernel(
         resident: 1,
         tokens,
         columns,
-        fragments: WarpMultiplySpec::sensible_fragments(products, columns),
         units,
         stages,
         epilogue: config.epilogue,

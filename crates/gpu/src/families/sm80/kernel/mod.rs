@@ -76,8 +76,6 @@ pub struct WarpMultiplySpec {
     pub tokens: u32,
     /// Columns of C of a tile.
     pub columns: u32,
-    /// Fragments of a warp: 1, 2 or 4.
-    pub fragments: u32,
     /// Units of 64 along k in a stage: 1, 2 or 4.
     pub units: u32,
     /// Stages of the pipeline.
@@ -111,15 +109,10 @@ struct Division {
     fragments: u32,
 }
 
-/// Columns of C that one fragment covers.
-fn fragment_columns(products: Products) -> u32 {
-    if products == Products::Interleaved { STRIP_ROWS } else { 2 * STRIP_ROWS }
-}
-
 impl WarpMultiplySpec {
     /// Columns of C that one fragment covers.
     fn fragment_columns(&self) -> u32 {
-        fragment_columns(self.products)
+        if self.products == Products::Interleaved { STRIP_ROWS } else { 2 * STRIP_ROWS }
     }
 
     /// Times that a tile's tokens are gone through: gate and up one after the other are two.
@@ -127,19 +120,16 @@ impl WarpMultiplySpec {
         if self.products == Products::Sequential { 2 } else { 1 }
     }
 
-    /// The fragments that each warp of a tile should have: two where that is possible, so that tokens are read for both
-    /// at once, and more where warps would not suffice.
-    pub fn sensible_fragments(products: Products, columns: u32) -> u32 {
-        match columns / fragment_columns(products) {
+    /// Each warp has two fragments where that is possible, so that tokens are read for both at once, and more where
+    /// warps would not suffice.
+    fn division(&self) -> Division {
+        let rows = self.columns / self.fragment_columns();
+        let fragments = match rows {
             rows if !rows.is_multiple_of(2) => 1,
             ..=16 => 2,
             _ => 4,
-        }
-    }
-
-    fn division(&self) -> Division {
-        let fragments = self.fragments;
-        let along_n = (self.columns / self.fragment_columns() / fragments.max(1)).max(1);
+        };
+        let along_n = (rows / fragments).max(1);
         let mut along_k = 1;
         while 2 * along_k * along_n <= MOST_WARPS && 2 * along_k <= self.units {
             along_k *= 2;
@@ -275,9 +265,6 @@ impl WarpMultiplySpec {
         let refuse = |what, found: u32, wanted| Err(Error::Field { what, found: found.into(), wanted });
         if !self.tokens.is_multiple_of(8) || !(8..=128).contains(&self.tokens) {
             return refuse("tokens of a tile", self.tokens, "a multiple of 8 from 8 to 128: the columns of mma.sync");
-        }
-        if ![1, 2, 4].contains(&self.fragments) {
-            return refuse("fragments of a warp", self.fragments, "1, 2 or 4");
         }
         let rows = self.columns / self.fragment_columns();
         let divides = (1..=MOST_WARPS).contains(&self.division().along_n);
