@@ -5,12 +5,8 @@
 //! models have them, and one token in batches of all sizes. Only if all that is right, whole layers are timed by the
 //! device's clock, each kernel of them apart, and other tiles and kernels beside those that are chosen; then the
 //! products once more without parts of what their consumers compute, which says what takes their time; and the host's
-//! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too,
-//! also in turns with exact ones.
-//! Layers with MXFP4 weights are checked, and gpt-oss's is timed with its scales as they are and as those of NVFP4, in
-//! turns, with the same kernels otherwise: results must have the same bits.
-//! Layers by warps are checked and timed in turns with those by warpgroups, whichever are planned. Exit status 1 if
-//! anything is wrong.
+//! time for a call. Where kernels multiply FP8, layers of every kind and large ones are checked and timed in that, too.
+//! Small layers with MXFP4 weights are checked as well. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,12 +17,11 @@ use gpu::LaunchQueue;
 use gpu::device;
 use gpu::driver::{Context, DeviceMemory, EncodedLaunch, Event, Stream};
 use gpu::experts::call::{Choice, LayerCall};
-use gpu::experts::kernels::{DOWN_WARPS, LayerKernels, of_both};
+use gpu::experts::kernels::{LayerKernels, of_both};
 use gpu::experts::route::RouteSpec;
 use gpu::experts::shape::LayerShape;
 use gpu::families::sm90::kernel::MultiplySpec;
 use gpu::loaded::DeviceExperts;
-use gpu::products::WARPS;
 use gpu::{Launch, Spec, plan};
 use half::{bf16, f16};
 use hammerhead::{Engine, Experts, LayerOptions, Options};
@@ -34,7 +29,7 @@ use hammerhead_testkit::experts::{self, Layer, PLAIN};
 use op::SharedWeights;
 use op::layer_reference::LayerReference;
 use op::routing::{Groups, Ids, Router, Scoring};
-use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Own, Precision, Result, Routed, Setting};
+use op::{Activation, Arithmetic, Config, Gate, Intermediate, Output, Precision, Result, Routed};
 use ptx::Kernel;
 use serde_json::{Value, json};
 
@@ -49,7 +44,7 @@ const DIFFERENT: usize = 2;
 
 type Stage = fn() -> Result<Value>;
 
-const STAGES: [(&str, Stage); 17] = [
+const STAGES: [(&str, Stage); 13] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -59,11 +54,7 @@ const STAGES: [(&str, Stage); 17] = [
     ("fp8-kinds", fp8_kinds),
     ("fp8-models", || models(Precision::Fp8)),
     ("fp8-timing", || timing(Precision::Fp8)),
-    ("fp8-beside", fp8_beside),
     ("mx-kinds", mx_kinds),
-    ("mx-timing", mx_timing),
-    ("by-warps", || beside(&[WARPS, DOWN_WARPS], &[Precision::Exact], &[1, 16, 64])),
-    ("few-launches", few_launches),
     ("parts", || parts(Precision::Exact)),
     ("fp8-parts", || parts(Precision::Fp8)),
     ("host", host),
@@ -261,209 +252,6 @@ fn mx_kinds() -> Result<Value> {
         family.scaling(shape.scaling).is_mx() && (shape.precision == Precision::Exact || family.multiplies_fp8())
     };
     right(kinds.into_iter().chain(others.into_iter().filter(|(_, shape)| native(shape))), &[8, 16, 24, 48, 96, 160])
-}
-
-/// gpt-oss's layer with scales of MXFP4 and of NVFP4, in turns: with one configuration, and with the one that is
-/// planned for MXFP4.
-fn mx_timing() -> Result<Value> {
-    const ROUNDS: usize = 5;
-    let context = device::context(0)?;
-    let [_, model, _] = all_models()?;
-    let Model { name, shape, router } = &model;
-    let shape = LayerShape { scaling: Scaling::MxFp4, ..*shape };
-    let device::Device { family, facts, .. } = device::Device::of(0)?;
-    let own = Layer::new(*family, shape, DIFFERENT, 3)?;
-    let placed_own = Arc::new(DeviceExperts::new(0, shape, own.packed().map(Ok))?);
-    let wider = own.in_scaling(*family, Scaling::NvFp4)?;
-    let placed_wider = Arc::new(DeviceExperts::new(0, wider.shape, wider.packed().map(Ok))?);
-    let (mut rows, mut passed) = (Vec::new(), true);
-    for tokens in [1usize, 16, 64, 512, 4096] {
-        let stream = Stream::new(context)?;
-        let turns = if tokens > 512 { 3 } else { TURNS };
-        let tensors = (0..turns).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
-        let tensors = tensors.collect::<Result<Vec<_>>>()?;
-        let space = DeviceMemory::new(context, "a workspace", placed_own.workspace_bytes(tokens as u32))?;
-        let kernels = |shape: &LayerShape, problem: &LayerShape| -> Result<LayerKernels> {
-            let config = plan::cheapest(*family, &problem.problem(tokens as u32)?, facts)?;
-            Ok(LayerKernels::new(*family, shape, &config, facts).expect("a legal configuration"))
-        };
-        let ways = [
-            ("nvfp4", &placed_wider, kernels(&wider.shape, &wider.shape)?),
-            ("mxfp4", &placed_own, kernels(&shape, &wider.shape)?),
-            ("mxfp4 as planned", &placed_own, kernels(&shape, &shape)?),
-        ];
-        let encode = |placed: &DeviceExperts, kernels: &LayerKernels, turn: usize| -> Result<Vec<EncodedLaunch>> {
-            let launches = placed.launches(kernels, &tensors[turn].call(router), [space.address(), 0, 0])?.all;
-            let encode = |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
-            launches.iter().map(encode).collect()
-        };
-        let mut bits = Vec::new();
-        for (_, placed, kernels) in &ways {
-            // SAFETY: everything that the launches use outlives the stream's work, which is waited for.
-            encode(placed, kernels, 0)?.iter().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
-            let found = tensors[0].results(shape.output, &stream)?;
-            bits.push(found.iter().map(|x| x.to_bits()).collect::<Vec<u32>>());
-        }
-        let same = bits[0] == bits[1];
-        passed &= same;
-        let mut us = [const { Vec::new() }; 3];
-        for _ in 0..ROUNDS {
-            for (us, (_, placed, kernels)) in us.iter_mut().zip(&ways) {
-                let calls = (0..turns).map(|turn| encode(placed, kernels, turn)).collect::<Result<Vec<_>>>()?;
-                let queue = || {
-                    // SAFETY: everything that the launches use outlives the graph.
-                    calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })
-                };
-                us.push(time(&stream, turns, queue)?);
-            }
-        }
-        let median = us.map(|mut us| {
-            us.sort_by(f64::total_cmp);
-            us[ROUNDS / 2]
-        });
-        let part = [median[1] / median[0], median[2] / median[0]];
-        println!("{name:14} {tokens:4} tokens: {median:.1?} µs, {part:.3?} of nvfp4's; the same bits: {same}");
-        rows.push(json!({"model": name, "tokens": tokens, "same": same, "nvfp4_us": median[0], "mxfp4_us": median[1],
-            "mxfp4_planned_us": median[2]}));
-    }
-    let bytes = [&placed_own, &placed_wider].map(|placed| placed.bytes());
-    Ok(json!({"passed": passed, "bytes": bytes, "rows": rows}))
-}
-
-/// A configuration with some settings of its family's own set to a value.
-fn with_own(config: &Config, settings: &[Setting], value: u32) -> Config {
-    let set = |own: Own, setting: &Setting| own.with(setting.key(), value).expect("a family's setting");
-    Config { own: settings.iter().fold(config.own, set), ..*config }
-}
-
-/// Times of both ways in turns: the medians of so many rounds.
-fn in_turns(mut each: impl FnMut(usize) -> Result<f64>) -> Result<[f64; 2]> {
-    const ROUNDS: usize = 5;
-    let mut us = [const { Vec::new() }; 2];
-    for round in 0..2 * ROUNDS {
-        us[round % 2].push(each(round % 2)?);
-    }
-    Ok(us.map(|mut us| {
-        us.sort_by(f64::total_cmp);
-        us[ROUNDS / 2]
-    }))
-}
-
-/// Layers with some settings of their products at 0 and at 1, whichever are planned: the last token within the bound,
-/// the same bits, and times in turns.
-fn beside(settings: &[Setting], precisions: &[Precision], tokens: &[usize]) -> Result<Value> {
-    let (context, mut rows, mut passed) = (device::context(0)?, Vec::new(), true);
-    let device::Device { family, facts, .. } = device::Device::of(0)?;
-    if !settings.iter().any(|setting| family.settings().contains(setting)) {
-        return Ok(json!({"passed": true, "skipped": "this family has no such kernels"}));
-    }
-    let models = precisions.iter().map(|&precision| models_in(precision)).collect::<Result<Vec<_>>>()?;
-    for model in models.into_iter().flatten() {
-        let Model { name, shape, router } = &model;
-        let layer = Layer::new(*family, *shape, DIFFERENT, 3)?;
-        let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
-        for &tokens in tokens {
-            let planned = plan::cheapest(*family, &shape.problem(tokens as u32)?, facts)?;
-            let ways = [0, 1].map(|value| with_own(&planned, settings, value));
-            let kernels = ways.iter().map(|way| LayerKernels::new(*family, shape, way, facts));
-            let kernels = match kernels.collect::<Result<Vec<_>, _>>() {
-                Ok(kernels) => kernels,
-                Err(refusal) => {
-                    println!("{name:14} {tokens:4} tokens: left out, {refusal} [{planned}]");
-                    continue;
-                }
-            };
-            let stream = Stream::new(context)?;
-            let turns = if tokens > 512 { 3 } else { TURNS };
-            let tensors = (0..turns).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
-            let tensors = tensors.collect::<Result<Vec<_>>>()?;
-            let space = DeviceMemory::new(context, "a workspace", placed.workspace_bytes(tokens as u32))?;
-            let encode = |way: usize, turn: usize| -> Result<Vec<EncodedLaunch>> {
-                let call = tensors[turn].call(router);
-                let launches = placed.launches(&kernels[way], &call, [space.address(), 0, 0])?.all;
-                let encode = |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
-                launches.iter().map(encode).collect()
-            };
-            let routed = router.route(&tensors[0].logits, tokens)?;
-            let chosen: Vec<_> = routed.of(tokens - 1).map(|(expert, weight)| (expert as u32, weight)).collect();
-            let range = (tokens - 1) * shape.hidden as usize..tokens * shape.hidden as usize;
-            let [without, with] = [0, 1].map(|way| {
-                // SAFETY: everything that the launches use outlives the stream's work, which is waited for.
-                encode(way, 0)?.iter().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
-                tensors[0].results(shape.output, &stream)
-            });
-            let (without, with) = (without?, with?);
-            let same = without.iter().map(|x| x.to_bits()).eq(with.iter().map(|x| x.to_bits()));
-            let worst = layer.worst(&tensors[0].x[range.clone()], &chosen, &[], &with[range])?;
-            passed &= worst <= 1.0;
-            let us = in_turns(|way| {
-                let calls = (0..turns).map(|turn| encode(way, turn)).collect::<Result<Vec<_>>>()?;
-                // SAFETY: everything that the launches use outlives the graph.
-                time(&stream, turns, || calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) }))
-            })?;
-            println!(
-                "{name:14} {tokens:4} tokens, {}: {us:.1?} µs; {worst:.3} of what is allowed, the same bits: {same} [{planned}]",
-                shape.precision
-            );
-            rows.push(json!({"model": name, "tokens": tokens, "precision": shape.precision.to_string(),
-                "config": planned.to_string(), "worst": worst, "same": same, "us": us}));
-        }
-    }
-    Ok(json!({"passed": passed, "rows": rows}))
-}
-
-/// Few tokens in two launches and in four: the same bits, call after call in the same memory, and times in turns.
-fn few_launches() -> Result<Value> {
-    let context = device::context(0)?;
-    let device::Device { family, facts, .. } = device::Device::of(0)?;
-    let (mut rows, mut passed) = (Vec::new(), true);
-    for model in all_models()? {
-        let Model { name, shape, router } = &model;
-        let layer = Layer::new(*family, *shape, DIFFERENT, 3)?;
-        let placed = Arc::new(DeviceExperts::new(0, *shape, layer.packed().map(Ok))?);
-        for tokens in [1usize, 2, 4, 8] {
-            let planned = plan::cheapest(*family, &shape.problem(tokens as u32)?, facts)?;
-            let kernels = LayerKernels::new(*family, shape, &planned, facts).expect("a legal configuration");
-            let ways = [0, 8].map(|direct| LayerKernels { direct, ..kernels.clone() });
-            let stream = Stream::new(context)?;
-            let tensors = (0..TURNS).map(|turn| Tensors::new(context, &stream, &model, tokens, 20 + turn as u64));
-            let tensors = tensors.collect::<Result<Vec<_>>>()?;
-            let space = DeviceMemory::new(context, "a workspace", placed.workspace_bytes(tokens as u32))?;
-            let encode = |way: usize, turn: usize| -> Result<Vec<EncodedLaunch>> {
-                let launches = placed.launches(&ways[way], &tensors[turn].call(router), [space.address(), 0, 0])?.all;
-                let encode = |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
-                launches.iter().map(encode).collect()
-            };
-            let (mut bits, mut launches) = ([const { Vec::new() }; 2], [0; 2]);
-            for (way, turn) in (0..2).flat_map(|way| (0..3 * TURNS).map(move |turn| (way, turn % TURNS))) {
-                let call = encode(way, turn)?;
-                launches[way] = call.len();
-                // SAFETY: everything that the launches use outlives the stream's work, which is waited for.
-                call.iter().try_for_each(|launch| unsafe { launch.queue(&stream) })?;
-                let found = tensors[turn].results(shape.output, &stream)?;
-                bits[way].push(found.iter().map(|x| x.to_bits()).collect::<Vec<u32>>());
-            }
-            let same = bits[0] == bits[1];
-            passed &= same;
-            let [four, two] = in_turns(|way| {
-                let calls = (0..TURNS).map(|turn| encode(way, turn)).collect::<Result<Vec<_>>>()?;
-                // SAFETY: everything that the launches use outlives the graph.
-                time(&stream, TURNS, || calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) }))
-            })?;
-            // What the calls of the graphs have left, each behind another.
-            let left = tensors.iter().map(|tensors| tensors.results(shape.output, &stream));
-            let left = left.collect::<Result<Vec<_>>>()?;
-            let same_left = left.iter().flatten().map(|x| x.to_bits()).eq(bits[0][..TURNS].iter().flatten().copied());
-            passed &= same_left;
-            println!(
-                "{name:14} {tokens:4} tokens: {launches:?} launches {four:.2} µs, {two:.2}; the same bits: {same}, \
-                 from graphs: {same_left} [{planned}]"
-            );
-            rows.push(json!({"model": name, "tokens": tokens, "launches": launches, "same": same && same_left,
-                "four_us": four, "two_us": two, "config": planned.to_string()}));
-        }
-    }
-    Ok(json!({"passed": passed, "rows": rows}))
 }
 
 fn right(kinds: impl Iterator<Item = (&'static str, LayerShape)>, tiles: &[u32]) -> Result<Value> {
@@ -809,48 +597,6 @@ fn timing(precision: Precision) -> Result<Value> {
             println!("    {:.3} of the best of these", total / best);
             rows.push(json!({"model": name, "tokens": tokens, "us": total, "kernels": each, "best_us": best,
                 "others": others}));
-        }
-    }
-    Ok(json!({"rows": rows}))
-}
-
-/// Exact layers and FP8 ones as planned, in turns.
-fn fp8_beside() -> Result<Value> {
-    let context = device::context(0)?;
-    let mut rows = Vec::new();
-    for pair in models_in(Precision::Exact)?.into_iter().zip(models_in(Precision::Fp8)?) {
-        let both = <[Model; 2]>::from(pair).map(|model| -> Result<_> {
-            let layer = Layer::new(device::Device::of(0)?.family, model.shape, DIFFERENT, 3)?;
-            let placed = DeviceExperts::new(0, model.shape, layer.packed().map(Ok))?;
-            Ok((model, Arc::new(placed)))
-        });
-        let both = both.into_iter().collect::<Result<Vec<_>>>()?;
-        let Model { name, router, .. } = &both[0].0;
-        for tokens in [64usize, 512, 4096] {
-            let stream = Stream::new(context)?;
-            let turns = if tokens > 512 { 3 } else { TURNS };
-            let tensors = (0..turns).map(|turn| Tensors::new(context, &stream, &both[0].0, tokens, 20 + turn as u64));
-            let tensors = tensors.collect::<Result<Vec<_>>>()?;
-            let bytes = both.iter().map(|(_, placed)| placed.workspace_bytes(tokens as u32)).max().unwrap_or(0);
-            let space = DeviceMemory::new(context, "a workspace", bytes)?;
-            let us = in_turns(|way| {
-                let placed = &both[way].1;
-                let kernels = placed.kernels(tokens as u32)?;
-                let encode = |turn: &Tensors| -> Result<Vec<EncodedLaunch>> {
-                    let launches = placed.launches(&kernels, &turn.call(router), [space.address(), 0, 0])?.all;
-                    let encode =
-                        |launch: &Launch| EncodedLaunch::new(device::function(context, &launch.kernel)?, launch);
-                    launches.iter().map(encode).collect()
-                };
-                let calls = tensors.iter().map(encode).collect::<Result<Vec<_>>>()?;
-                time(&stream, turns, || {
-                    // SAFETY: everything that the launches use outlives the graph.
-                    calls.iter().flatten().try_for_each(|launch| unsafe { launch.queue(&stream) })
-                })
-            })?;
-            let [exact, fp8] = us;
-            println!("{name:14} {tokens:4} tokens: exact {exact:.1} µs, fp8 {fp8:.1}: {:.2}", exact / fp8);
-            rows.push(json!({"model": name, "tokens": tokens, "exact_us": exact, "fp8_us": fp8}));
         }
     }
     Ok(json!({"rows": rows}))
