@@ -1,4 +1,4 @@
-//! Checks what stands around the kernels on the GPU of the machine it runs on: `gpu_engine RESULT.json`.
+//! Checks what stands around the kernels on the GPU of the machine it runs on: `gpu_engine RESULT.json [STAGE]…`.
 //!
 //! Compiled kernels on disk, grids of clusters, the expansion of tokens, memory and streams of the caller's, graphs,
 //! several threads and streams at once, and everything that a caller can get wrong. Results are compared to the bit
@@ -22,51 +22,24 @@ use hammerhead::{
     Shape,
 };
 use hammerhead_testkit::cases::{Case, Inputs, Instance, Suite};
+use hammerhead_testkit::stages::{self, Stage};
 use ptx::{Addr, Builder, Global, Kernel, LaunchBounds, Scope, SpecialRegister, U32};
 use serde_json::{Value, json};
 
-type Stage = fn() -> Result<Value>;
-
-const STAGES: [(&str, Stage); 9] = [
-    ("compiled kernels", compiled_kernels),
+const STAGES: [Stage; 9] = [
+    ("compiled-kernels", compiled_kernels),
     ("clusters", clusters),
     ("expansion", expansion),
-    ("tensors of the caller's", device_tensors),
+    ("tensors", device_tensors),
     ("graphs", graphs),
     ("lifetimes", lifetimes),
-    ("threads and streams", threads_and_streams),
+    ("threads", threads_and_streams),
     ("mistakes", mistakes),
-    ("runs from the host", host_runs),
+    ("host", host_runs),
 ];
 
 fn main() -> ExitCode {
-    let Some(path) = std::env::args().nth(1) else {
-        eprintln!("usage: gpu_engine RESULT.json");
-        return ExitCode::from(2);
-    };
-    let (mut record, mut passed) = (json!({}), true);
-    for (stage, run) in STAGES {
-        println!("== {stage}");
-        let begun = Instant::now();
-        match run() {
-            Ok(found) => {
-                passed &= found["passed"] != false;
-                record[stage] = found;
-            }
-            Err(error) => {
-                println!("ERROR: {error}");
-                record[stage] = json!({"error": error.to_string()});
-                passed = false;
-            }
-        }
-        println!("   {:.1} s: {}", begun.elapsed().as_secs_f64(), record[stage]);
-        record["passed"] = json!(passed);
-        if let Err(error) = std::fs::write(&path, format!("{record:#}\n")) {
-            eprintln!("cannot write {path}: {error}");
-        }
-    }
-    println!("{}", if passed { "PASSED" } else { "FAILED" });
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    stages::run(&STAGES)
 }
 
 fn engine() -> Result<Engine> {

@@ -26,6 +26,7 @@ use gpu::{Launch, Spec, plan};
 use half::{bf16, f16};
 use hammerhead::{Engine, Experts, LayerOptions, Options};
 use hammerhead_testkit::experts::{self, Layer, PLAIN};
+use hammerhead_testkit::stages::{self, Stage};
 use op::SharedWeights;
 use op::layer_reference::LayerReference;
 use op::routing::{Groups, Ids, Router, Scoring};
@@ -42,9 +43,7 @@ const COMPARED: usize = 12;
 /// Experts of a large layer that differ.
 const DIFFERENT: usize = 2;
 
-type Stage = fn() -> Result<Value>;
-
-const STAGES: [(&str, Stage); 13] = [
+const STAGES: [Stage; 13] = [
     ("kinds", kinds),
     ("graph", graph),
     ("front", front),
@@ -61,40 +60,7 @@ const STAGES: [(&str, Stage); 13] = [
 ];
 
 fn main() -> ExitCode {
-    let Some(path) = std::env::args().nth(1) else {
-        eprintln!("usage: gpu_moe RESULT.json [STAGE]…");
-        return ExitCode::from(2);
-    };
-    let wanted: Vec<String> = std::env::args().skip(2).collect();
-    let (mut record, mut passed) = (json!({}), true);
-    for (stage, run) in STAGES {
-        if !wanted.is_empty() && !wanted.iter().any(|name| name == stage) {
-            continue;
-        }
-        println!("== {stage}");
-        let begun = Instant::now();
-        match run() {
-            Ok(found) => {
-                passed &= found["passed"] != false;
-                record[stage] = found;
-            }
-            Err(error) => {
-                println!("ERROR: {error}");
-                record[stage] = json!({"error": error.to_string()});
-                passed = false;
-            }
-        }
-        println!("   {:.1} s", begun.elapsed().as_secs_f64());
-        record["passed"] = json!(passed);
-        if let Err(error) = std::fs::write(&path, format!("{record:#}\n")) {
-            eprintln!("cannot write {path}: {error}");
-        }
-        if !passed {
-            break;
-        }
-    }
-    println!("{}", if passed { "PASSED" } else { "FAILED" });
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    stages::run(&STAGES)
 }
 
 /// A layer of experts, as models have them.

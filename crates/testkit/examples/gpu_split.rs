@@ -26,6 +26,7 @@ use hammerhead::gpu::Queue;
 use hammerhead::layer_reference::LayerReference;
 use hammerhead::{Engine, Experts, LayerOptions, Options, Streaming};
 use hammerhead_testkit::moe::{self, Instance, Model};
+use hammerhead_testkit::stages::{self, Stage};
 use op::bound::Bounded;
 use op::{
     Activation, Alone, Backend, Error, HostCall, HostRows, Intermediate, LayerSpec, Output, Precision, Result, Routed,
@@ -36,9 +37,7 @@ use serde_json::{Value, json};
 /// Routings that take turns, so that no cache holds the experts of the next call.
 const TURNS: usize = 12;
 
-type Stage = fn() -> Result<Value>;
-
-const STAGES: [(&str, Stage); 6] = [
+const STAGES: [Stage; 6] = [
     ("places", places),
     ("graph", graph),
     ("failure", failure),
@@ -48,30 +47,7 @@ const STAGES: [(&str, Stage); 6] = [
 ];
 
 fn main() -> ExitCode {
-    let Some(path) = std::env::args().nth(1) else {
-        eprintln!("usage: gpu_split RESULT.json [STAGE]…");
-        return ExitCode::from(2);
-    };
-    let wanted: Vec<String> = std::env::args().skip(2).collect();
-    let (mut record, mut passed) = (json!({}), true);
-    for (stage, run) in STAGES.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| w == name)) {
-        println!("== {stage}");
-        let begun = Instant::now();
-        record[stage] = run().unwrap_or_else(|error| {
-            println!("ERROR: {error}");
-            json!({"error": error.to_string(), "passed": false})
-        });
-        passed &= record[stage]["passed"] != false;
-        println!("   {:.1} s", begun.elapsed().as_secs_f64());
-        if let Err(error) = std::fs::write(&path, format!("{record:#}\n")) {
-            eprintln!("cannot write {path}: {error}");
-        }
-        if !passed {
-            break;
-        }
-    }
-    println!("{}", if passed { "PASSED" } else { "FAILED" });
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    stages::run(&STAGES)
 }
 
 /// The GPU, with as many threads as the environment says, or all that there are.
