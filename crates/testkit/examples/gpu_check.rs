@@ -1,75 +1,27 @@
-//! Checks the GPU backend on the machine it runs on, then times it: `gpu_check RESULT.json`.
+//! Checks the GPU backend's kernels beyond what `hammerhead verify --backend cuda` does, on the machine it runs on:
+//! `gpu_check RESULT.json [STAGE]…`.
 //!
-//! First what the driver made of the kernels; then every case of the list against the reference, small ones also
-//! against the simulator bit by bit; and only if all that is right, the time of the `dual` and `decode` shapes by the
-//! device's clock. What has been found so far is written after every stage, so that a hang leaves a record. Exit status
-//! 1 if anything is wrong.
+//! What the driver made of the kernels that are planned, and sums that are exact in any order, which must have the
+//! simulator's bits whatever the tile. Exit status 1 if anything is wrong.
 
 use std::process::ExitCode;
 
 use format::{Dense, Values};
-use gpu::device;
-use hammerhead::cpu;
 use hammerhead::{Activation, Engine, Error, Gate, Options, Output, Plan, Request, Result, Shape};
 use hammerhead::{Target, backends};
 use hammerhead_testkit::cases::{self, Case, Inputs, Instance, Suite};
-use hammerhead_testkit::clock;
-use hammerhead_testkit::verify::{Expected, poisoned};
+use hammerhead_testkit::stages::{self, Stage};
+use hammerhead_testkit::verify::poisoned;
 use serde_json::{Value, json};
 
-/// Configurations that are timed for each shape.
-const PROMISING: usize = 5;
-/// Layers that take turns while the clock runs: together larger than the GPU's cache.
-const LAYERS: u64 = 4;
+const STAGES: [Stage; 2] = [("resources", resources), ("exact", exact)];
 
 fn main() -> ExitCode {
-    let Some(path) = std::env::args().nth(1) else {
-        eprintln!("usage: gpu_check RESULT.json");
-        return ExitCode::from(2);
-    };
-    let mut record = json!({});
-    let passed = check(&mut record, &path);
-    let passed = passed.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        record["error"] = json!(error.to_string());
-        false
-    });
-    record["passed"] = json!(passed);
-    save(&record, &path);
-    println!("{}", if passed { "PASSED" } else { "FAILED" });
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn check(record: &mut Value, path: &str) -> Result<bool> {
-    let info = device::context(0)?.info();
-    println!("{} {:?}, {} multiprocessors, CUDA {}", info.name, info.capability, info.multiprocessors, info.driver);
-    record["device"] = json!({"name": info.name, "multiprocessors": info.multiprocessors, "driver": info.driver});
-    save(record, path);
-    for (stage, run) in STAGES {
-        println!("== {stage}");
-        let (passed, found) = run()?;
-        record[stage] = found;
-        save(record, path);
-        if !passed {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-type Stage = fn() -> Result<(bool, Value)>;
-
-const STAGES: [(&str, Stage); 4] =
-    [("resources", resources), ("exact", exact), ("cases", all_cases), ("timing", timing)];
-
-fn save(record: &Value, path: &str) {
-    if let Err(error) = std::fs::write(path, format!("{record:#}\n")) {
-        eprintln!("cannot write {path}: {error}");
-    }
+    stages::run(&STAGES)
 }
 
 /// Registers and spills of the kernels that are planned for the timed cases, and of every gate and output type.
-fn resources() -> Result<(bool, Value)> {
+fn resources() -> Result<Value> {
     let (mut passed, mut rows) = (true, Vec::new());
     let small = whole_numbers((8, 64, 64), Activation::F16);
     let gates = Gate::ALL.into_iter().map(|gate| Case { gate, output: Output::F16, ..small.clone() });
@@ -84,7 +36,7 @@ fn resources() -> Result<(bool, Value)> {
                 "registers": registers, "spilled_bytes": spilled}));
         }
     }
-    Ok((passed, json!(rows)))
+    Ok(json!({"passed": passed, "rows": rows}))
 }
 
 fn whole_numbers(shape: (usize, usize, usize), activation: Activation) -> Case {
@@ -95,7 +47,7 @@ fn whole_numbers(shape: (usize, usize, usize), activation: Activation) -> Case {
 }
 
 /// Sums that are exact in any order must have the simulator's bits, whatever the tile.
-fn exact() -> Result<(bool, Value)> {
+fn exact() -> Result<Value> {
     let requests = [
         "",
         "tile=8x32",
@@ -130,87 +82,7 @@ fn exact() -> Result<(bool, Value)> {
         }
     }
     println!("{} results compared with the simulator bit by bit", rows.len());
-    Ok((passed, json!(rows)))
-}
-
-/// Every case of the list within the bound, as planned; the small ones side by side with the simulator, and the common
-/// ones in every strategy.
-fn all_cases() -> Result<(bool, Value)> {
-    let (mut passed, mut rows) = (true, Vec::new());
-    let threads = cpu::team(None)?;
-    for (seed, case) in cases::all().iter().enumerate() {
-        let instance = case.instance(seed as u64)?;
-        let expected = Expected::new(&instance, case.is_community(), seed as u64, &threads);
-        let common = case.gate == Gate::Silu && case.output == Output::F16;
-        let requests = [
-            "",
-            "strategy=two-pass",
-            "strategy=sequential",
-            "strategy=ping-pong",
-            "schedule=split-k",
-            "epilogue=direct",
-        ];
-        for request in &requests[..if common { requests.len() } else { 1 }] {
-            let found = match compute("cuda", &instance, request) {
-                Err(Error::Illegal { .. }) if !request.is_empty() => continue,
-                found => found?,
-            };
-            let computed = case.computed_problem()?.activation();
-            let report = expected.check(&found, backends::by_name("cuda")?.arithmetic(computed));
-            let simulated = match (case.suite, *request) {
-                (Suite::Edge, "") => Some(bits(&compute("sim", &instance, request)?) == bits(&found)),
-                _ => None,
-            };
-            passed &= report.passed();
-            let first = report.first.as_ref().map(ToString::to_string);
-            if let Some(first) = &first {
-                println!(
-                    "WRONG: {case} ({}) [{request}]: {} of {}; {first}",
-                    case.why, report.failures, report.compared
-                );
-            }
-            rows.push(json!({"case": case.to_string(), "suite": case.suite.to_string(), "why": case.why,
-                "config": request, "compared": report.compared, "failures": report.failures,
-                "worst_part_of_bound": report.max_ratio, "first": first, "same_bits_as_simulator": simulated}));
-        }
-    }
-    let worst = rows.iter().filter_map(|row| row["worst_part_of_bound"].as_f64()).fold(0.0, f64::max);
-    let same = rows.iter().filter(|row| row["same_bits_as_simulator"] == true).count();
-    let other = rows.iter().filter(|row| row["same_bits_as_simulator"] == false).count();
-    println!("{} checks; worst {worst:.3} of the bound; {same} as simulated to the bit, {other} not", rows.len());
-    Ok((passed, json!(rows)))
-}
-
-/// Device time of the timed shapes with half-precision tokens, in the configurations that promise most.
-fn timing() -> Result<(bool, Value)> {
-    let cuda_backend = backends::by_name("cuda")?;
-    let (backend, request) = (Some("cuda".to_owned()), Request::default());
-    let engine = Engine::new(Options { backend, threads: None, request })?;
-    let mut rows = Vec::new();
-    let timed = cases::all().into_iter().filter(|case| case.timed && case.suite != Suite::Group);
-    for case in timed.chain(cases::suite(Suite::Group).into_iter().filter(|case| case.timed).take(1)) {
-        let case = Case { activation: Activation::F16, inputs: Inputs::Realistic, ..case };
-        let instances = (0..LAYERS).map(|seed| case.instance(seed)).collect::<Result<Vec<Instance>>>()?;
-        let layers = instances.iter().map(|i| engine.load(&i.weights, case.gate)).collect::<Result<Vec<_>>>()?;
-        let (problem, tokens) = (&instances[0].problem, &instances[0].activations);
-        let plan = Plan::best(problem.clone(), &[cuda_backend], &Request::default(), 1)?;
-        let planned = *plan.config();
-        let mut found = Vec::new();
-        for config in plan.considered().iter().take(PROMISING).map(|way| way.config) {
-            let mut seconds = clock::time(0, &layers, tokens, case.output, config.into())?.burst;
-            seconds.sort_by(f64::total_cmp);
-            let (median, least) = (seconds[seconds.len() / 2], seconds[0]);
-            let predicted = cuda_backend.check(problem, &config, 1)?.seconds;
-            rows.push(json!({"case": case.to_string(), "suite": case.suite.to_string(), "config": config.to_string(),
-                "planned": config == planned, "microseconds": median * 1e6, "least": least * 1e6,
-                "predicted": predicted * 1e6, "teraflops": problem.flops() / median / 1e12}));
-            found.push((median, config));
-        }
-        found.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let at = found.iter().find(|(_, config)| *config == planned).map_or(f64::NAN, |(median, _)| *median);
-        println!("{case}: best {:.1} µs [{}], planned {:.1} µs [{planned}]", found[0].0 * 1e6, found[0].1, at * 1e6);
-    }
-    Ok((true, json!(rows)))
+    Ok(json!({"passed": passed, "rows": rows}))
 }
 
 /// Computes an instance on a backend, in poisoned memory.
