@@ -153,8 +153,13 @@ fn nobody_waits_for_a_contestant_to_open_a_file() {
 }
 
 #[test]
+fn nobody_holds_the_watches_of_files_that_a_rival_needs() {
+    assert_eq!(boast(&cheat("watcher")), None);
+}
+
+#[test]
 fn a_rival_that_needs_what_another_hoards_still_has_it() {
-    // Whoever talks to itself through pipes, beside one that holds pipes, watches and locks.
+    // Whoever talks to itself through pipes, beside one that holds pipes and locks.
     for habits in ["piping", "looping"] {
         let rival = suite().honest(habits, limits());
         let [hoarder, rival] = examine([&cheat("hoarder"), &rival], &asked(6), 6).unwrap();

@@ -44,6 +44,10 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_mount_setattr,
     libc::SYS_open_by_handle_at,
     libc::SYS_fanotify_init,
+    // Watches of files, of which all processes of a user have a few between them.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_inotify_init,
+    libc::SYS_inotify_init1,
     // Memory and messages that no limit counts.
     libc::SYS_memfd_create,
     libc::SYS_memfd_secret,
