@@ -475,15 +475,14 @@ impl<'a> Pool<'a> {
 
     /// Writes what some jobs need while the contestant stands still, and times them.
     fn run(&mut self, side: Side, jobs: &[Job], poison: Poison) -> Result<Take, Halt> {
-        for job in jobs {
+        let mut inputs = Vec::with_capacity(jobs.len());
+        for _ in jobs {
             self.drawn += 1;
-            let input = self.tasks[self.shape].input(derive(self.seed, &[8, self.drawn]))?;
-            let session = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].as_mut();
-            session.tensors().write_input(job.input, input)?;
-            session.tensors().poison(job.output, poison)?;
+            inputs.push(self.tasks[self.shape].input(derive(self.seed, &[8, self.drawn]))?);
         }
         let session = self.sides.as_mut().ok_or(Error::Samples)?[side.index()].as_mut();
         let faulted = |fault| Halt::Fault(self_or_champion(self.pairing, side), fault);
+        session.tensors().write(jobs, inputs, poison)?;
         session.stage(jobs).map_err(faulted)?;
         let start = self.clock.now();
         let by_device = session.go().map_err(faulted)?;
@@ -515,18 +514,16 @@ impl<'a> Pool<'a> {
         let (blame, name) = (self_or_champion(self.pairing, side), task.name());
         let wrong = |what: String| Halt::Fault(blame, Fault::Wrong { problem: name.clone(), what });
         let tampered = |what: &str| Halt::Fault(blame, Fault::Tampering { what: format!("{what} of {name}") });
-        let outputs = match jobs.iter().map(|job| tensors.read_output(job.output)).collect::<Result<Vec<_>>>() {
+        let outputs = match tensors.read_outputs(jobs) {
             Err(Error::Shortened { .. }) => return Err(tampered("the file of outputs")),
             outputs => outputs?,
         };
         let specs = task.outputs();
-        for (output, job) in outputs.iter().zip(jobs) {
-            if let Some(place) = poisoned(output, poison, &specs) {
-                return Err(wrong(format!("element {place} of a timed output was not written when it said done")));
-            }
-            if !tensors.input_is_intact(job.input)? {
-                return Err(tampered("the inputs of a timed run"));
-            }
+        if let Some(place) = outputs.iter().find_map(|output| poisoned(output, poison, &specs)) {
+            return Err(wrong(format!("element {place} of a timed output was not written when it said done")));
+        }
+        if !tensors.inputs_are_intact(jobs)? {
+            return Err(tampered("the inputs of a timed run"));
         }
         let constants = tensors.constants()?;
         let mut run = Vec::with_capacity(jobs.len());

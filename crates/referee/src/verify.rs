@@ -299,10 +299,7 @@ impl Hearing<'_, '_> {
 
     /// Runs jobs on one of the question's inputs, each into its output, and takes copies of the outputs.
     fn run(&mut self, input: usize, jobs: &[Job], poison: Poison) -> Result<Result<Vec<Vec<Vec<u8>>>, Halted>> {
-        for job in jobs {
-            self.session.tensors().write_input(job.input, self.question.inputs[input].clone())?;
-            self.session.tensors().poison(job.output, poison)?;
-        }
+        self.session.tensors().write(jobs, vec![self.question.inputs[input].clone(); jobs.len()], poison)?;
         if let Err(fault) = self.session.stage(jobs).and_then(|()| self.session.go()) {
             return Ok(Err(fault.into()));
         }
@@ -310,11 +307,11 @@ impl Hearing<'_, '_> {
         let tampered =
             |what: &str| Ok(Err(Fault::Tampering { what: format!("{what} {}", self.question.task.name()) }.into()));
         let tensors = self.session.tensors();
-        let outputs = match jobs.iter().map(|job| tensors.read_output(job.output)).collect::<Result<Vec<_>>>() {
+        let outputs = match tensors.read_outputs(jobs) {
             Err(Error::Shortened { .. }) => return tampered("the file of outputs of"),
             outputs => outputs?,
         };
-        if !tensors.input_is_intact(jobs[0].input)? || !tensors.constants_are_intact()? {
+        if !tensors.inputs_are_intact(jobs)? || !tensors.constants_are_intact()? {
             return tampered("its inputs for");
         }
         Ok(Ok(outputs))

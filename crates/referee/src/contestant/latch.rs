@@ -222,12 +222,9 @@ impl Latch {
     fn holds(&self, pieces: &DeviceMemory, places: &[(usize, usize, usize)], outputs: &dyn Memory) -> Result<bool> {
         let mut first = vec![0; places.iter().map(|(_, _, bytes)| bytes).sum()];
         pieces.get(0, &mut first, &self.stream)?;
-        for &(from, to, bytes) in places {
-            if outputs.read(from as u64, bytes)?.as_deref() != Some(&first[to..to + bytes]) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let parts: Vec<_> = places.iter().map(|&(from, _, bytes)| (from, bytes)).collect();
+        let Some(found) = outputs.read(&parts)? else { return Ok(false) };
+        Ok(places.iter().zip(found).all(|(&(_, to, bytes), found)| found == first[to..to + bytes]))
     }
 }
 

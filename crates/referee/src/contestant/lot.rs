@@ -353,27 +353,22 @@ impl Tensors {
         self.laid()?.inputs[input].as_ref().ok_or_else(nothing_laid)
     }
 
-    /// Rewrites an input in its place.
-    pub fn write_input(&mut self, input: usize, bundle: Bundle) -> Result<()> {
+    /// Writes an input for each of these jobs, and poisons their outputs.
+    pub fn write(&mut self, jobs: &[Job], inputs: Vec<Bundle>, poison: Poison) -> Result<()> {
+        let Laid { places, .. } = self.laid()?;
+        self.inputs.write_all(jobs.iter().map(|job| &places.inputs[job.input]).zip(&inputs))?;
+        self.outputs.memory.fill(&self.written_in(jobs), poison.byte())?;
         let laid = self.laid.as_mut().ok_or_else(nothing_laid)?;
-        self.inputs.write_all(&bundle, &laid.places.inputs[input])?;
-        laid.inputs[input] = Some(bundle);
+        jobs.iter().zip(inputs).for_each(|(job, bundle)| laid.inputs[job.input] = Some(bundle));
         Ok(())
     }
 
-    /// Poisons an output.
-    pub fn poison(&self, output: usize, poison: Poison) -> Result<()> {
-        let Laid { places, results, .. } = self.laid()?;
-        for (spec, &place) in results.iter().zip(&places.outputs[output]) {
-            self.outputs.memory.fill(place, spec.bytes(), poison.byte())?;
-        }
-        Ok(())
-    }
-
-    /// A private copy of an output's bytes, a tensor each; [`Error::Shortened`] where a contestant cut the file off.
-    pub fn read_output(&self, output: usize) -> Result<Vec<Vec<u8>>> {
-        let Laid { places, results, .. } = self.laid()?;
-        results.iter().zip(&places.outputs[output]).map(|(spec, &at)| self.outputs.read(at, spec.bytes())).collect()
+    /// A private copy of the bytes of each job's output, a tensor each; [`Error::Shortened`] where a contestant cut the
+    /// file off.
+    pub fn read_outputs(&self, jobs: &[Job]) -> Result<Vec<Vec<Vec<u8>>>> {
+        let (tensors, each) = (self.outputs.read(&self.written_in(jobs))?, self.laid()?.results.len());
+        let mut tensors = tensors.into_iter();
+        Ok(jobs.iter().map(|_| tensors.by_ref().take(each).collect()).collect())
     }
 
     /// Bytes that a contestant has made its files hold beyond what was laid there.
@@ -381,9 +376,17 @@ impl Tensors {
         self.regions().map(|region| region.memory.excess()).sum()
     }
 
-    /// Whether an input still holds what was written.
-    pub fn input_is_intact(&self, input: usize) -> Result<bool> {
-        self.inputs.hold_all(self.input(input)?, &self.laid()?.places.inputs[input])
+    /// Whether the inputs of these jobs still hold what was written.
+    pub fn inputs_are_intact(&self, jobs: &[Job]) -> Result<bool> {
+        let Some(found) = self.inputs.memory.read(&self.read_in(jobs))? else { return Ok(false) };
+        let mut found = found.iter();
+        for job in jobs {
+            let mut tensors = self.input(job.input)?.tensors.iter();
+            if !tensors.all(|tensor| found.next() == Some(&tensor.bytes)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether the constants still are what was written.
@@ -393,8 +396,10 @@ impl Tensors {
             return Ok(true);
         };
         for (set, offsets) in lot.constants.iter().zip(&places.constants) {
-            if !region.hold_all(set, offsets)? {
-                return Ok(false);
+            for (Tensor { bytes, .. }, &offset) in set.tensors.iter().zip(offsets) {
+                if !region.holds(offset as usize, bytes)? {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)
@@ -451,34 +456,26 @@ impl Region {
     /// Lays out sets of tensors, and writes them.
     fn write_sets(&mut self, sets: &[Bundle]) -> Result<Vec<Vec<u64>>> {
         let places = self.lay(&sets.iter().map(sizes).collect::<Vec<_>>())?;
-        sets.iter().zip(&places).try_for_each(|(set, offsets)| self.write_all(set, offsets))?;
+        self.write_all(places.iter().zip(sets))?;
         Ok(places)
     }
 
-    fn write_all(&self, bundle: &Bundle, offsets: &[u64]) -> Result<()> {
-        let mut tensors = bundle.tensors.iter().zip(offsets);
-        tensors.try_for_each(|(Tensor { bytes, .. }, &offset)| self.memory.write(offset, bytes))
+    fn write_all<'b>(&self, bundles: impl Iterator<Item = (&'b Vec<u64>, &'b Bundle)>) -> Result<()> {
+        let tensors = bundles.flat_map(|(offsets, bundle)| bundle.tensors.iter().zip(offsets));
+        let part = |(tensor, &at): (&'b Tensor, &u64)| (at as usize, &tensor.bytes[..]);
+        self.memory.write(&tensors.map(part).collect::<Vec<_>>())
     }
 
-    fn hold_all(&self, bundle: &Bundle, offsets: &[u64]) -> Result<bool> {
-        for (Tensor { bytes, .. }, &offset) in bundle.tensors.iter().zip(offsets) {
-            if !self.holds(offset, bytes)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
-        self.memory.read(offset, length)?.ok_or_else(|| Error::Shortened { path: self.name.into() })
+    fn read(&self, parts: &[(usize, usize)]) -> Result<Vec<Vec<u8>>> {
+        self.memory.read(parts)?.ok_or_else(|| Error::Shortened { path: self.name.into() })
     }
 
     /// Whether these bytes are there; a file that became too short does not hold them.
-    fn holds(&self, offset: u64, expected: &[u8]) -> Result<bool> {
+    fn holds(&self, offset: usize, expected: &[u8]) -> Result<bool> {
         const CHUNK: usize = 1 << 20;
         for (index, expected) in expected.chunks(CHUNK).enumerate() {
-            let found = self.memory.read(offset + (index * CHUNK) as u64, expected.len())?;
-            if found.is_none_or(|found| found != expected) {
+            let found = self.memory.read(&[(offset + index * CHUNK, expected.len())])?;
+            if found.is_none_or(|found| found[0] != expected) {
                 return Ok(false);
             }
         }

@@ -22,16 +22,16 @@ pub(super) trait Memory {
     /// Room for so many bytes. What was there is forgotten.
     fn make_room(&mut self, bytes: u64) -> Result<()>;
 
-    /// Writes bytes at an offset.
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+    /// Writes bytes at offsets.
+    fn write(&self, parts: &[(usize, &[u8])]) -> Result<()>;
 
-    /// Has so many bytes at an offset hold one value.
-    fn fill(&self, offset: u64, length: usize, byte: u8) -> Result<()> {
-        self.write(offset, &vec![byte; length])
+    /// Has parts (offset and bytes) hold one value.
+    fn fill(&self, parts: &[(usize, usize)], byte: u8) -> Result<()> {
+        parts.iter().try_for_each(|&(at, bytes)| self.write(&[(at, &vec![byte; bytes])]))
     }
 
-    /// Reads bytes at an offset; nothing where a contestant has cut them off.
-    fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>>;
+    /// Reads parts; nothing where a contestant has cut one off.
+    fn read(&self, parts: &[(usize, usize)]) -> Result<Option<Vec<Vec<u8>>>>;
 
     /// Bytes that a contestant has made of it beyond the room that there was.
     fn excess(&self) -> u64 {
@@ -112,18 +112,21 @@ impl Memory for Unnamed {
         made.map_err(|source| Error::SharedMemory { what: "make room in", path: self.name.into(), source })
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+    fn write(&self, parts: &[(usize, &[u8])]) -> Result<()> {
         let failed = |source| Error::SharedMemory { what: "write", path: self.name.into(), source };
-        self.file.write_all_at(bytes, offset).map_err(failed)
+        parts.iter().try_for_each(|&(at, bytes)| self.file.write_all_at(bytes, at as u64).map_err(failed))
     }
 
-    fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>> {
-        let mut bytes = vec![0; length];
-        match self.file.read_exact_at(&mut bytes, offset) {
-            Ok(()) => Ok(Some(bytes)),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(source) => Err(Error::SharedMemory { what: "read", path: self.name.into(), source }),
-        }
+    fn read(&self, parts: &[(usize, usize)]) -> Result<Option<Vec<Vec<u8>>>> {
+        let read = |&(at, length): &(usize, usize)| {
+            let mut bytes = vec![0; length];
+            match self.file.read_exact_at(&mut bytes, at as u64) {
+                Ok(()) => Ok(Some(bytes)),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+                Err(source) => Err(Error::SharedMemory { what: "read", path: self.name.into(), source }),
+            }
+        };
+        parts.iter().map(read).collect()
     }
 
     fn lent(&self) -> Option<&File> {
@@ -209,24 +212,31 @@ impl Memory for OnDevice {
         Ok(())
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let memory = if self.purpose == Purpose::Inputs { &self.own } else { &self.memory };
-        Ok(self.of(memory)?.put(offset as usize, bytes, &self.stream)?)
-    }
-
-    fn fill(&self, offset: u64, length: usize, byte: u8) -> Result<()> {
+    fn write(&self, parts: &[(usize, &[u8])]) -> Result<()> {
         let memory = self.of(if self.purpose == Purpose::Inputs { &self.own } else { &self.memory })?;
-        // SAFETY: the filling is waited for, whatever became of it.
-        let queued = unsafe { memory.fill_part(offset as usize, length, byte, &self.stream) };
+        // SAFETY: the copies are waited for, whatever became of them, so that both sides outlive them.
+        let queued = parts.iter().try_for_each(|&(at, bytes)| unsafe { memory.write(at, bytes, &self.stream) });
         let done = self.stream.synchronize();
         Ok(queued.and(done)?)
     }
 
-    fn read(&self, offset: u64, length: usize) -> Result<Option<Vec<u8>>> {
+    fn fill(&self, parts: &[(usize, usize)], byte: u8) -> Result<()> {
+        let memory = self.of(if self.purpose == Purpose::Inputs { &self.own } else { &self.memory })?;
+        // SAFETY: the filling is waited for, whatever became of it.
+        let fill = |&(at, bytes): &(usize, usize)| unsafe { memory.fill_part(at, bytes, byte, &self.stream) };
+        let queued = parts.iter().try_for_each(fill);
+        let done = self.stream.synchronize();
+        Ok(queued.and(done)?)
+    }
+
+    /// One copy of all that lies between the first and the last: small ones take ten microseconds each.
+    fn read(&self, parts: &[(usize, usize)]) -> Result<Option<Vec<Vec<u8>>>> {
         let memory = if self.purpose == Purpose::Outputs { &self.own } else { &self.memory };
-        let mut bytes = vec![0; length];
-        self.of(memory)?.get(offset as usize, &mut bytes, &self.stream)?;
-        Ok(Some(bytes))
+        let start = parts.iter().map(|&(at, _)| at).min().unwrap_or(0);
+        let end = parts.iter().map(|&(at, bytes)| at + bytes).max().unwrap_or(0);
+        let mut all = vec![0; end - start];
+        self.of(memory)?.get(start, &mut all, &self.stream)?;
+        Ok(Some(parts.iter().map(|&(at, bytes)| all[at - start..][..bytes].to_vec()).collect()))
     }
 
     fn pass(&self, parts: &[(usize, usize)]) -> Result<()> {
@@ -323,10 +333,9 @@ mod tests {
                 libc::fcntl(lent.as_raw_fd(), libc::F_SETFL, flags);
                 libc::lseek(lent.as_raw_fd(), 4096, libc::SEEK_SET);
             }
-            memory.fill(16, 32, 0xFF).unwrap();
-            memory.write(0, b"numbers").unwrap();
-            assert_eq!(memory.read(0, 7).unwrap().unwrap(), b"numbers");
-            assert_eq!(memory.read(16, 32).unwrap().unwrap(), [0xFF; 32]);
+            memory.fill(&[(16, 32)], 0xFF).unwrap();
+            memory.write(&[(0, b"numbers")]).unwrap();
+            assert_eq!(memory.read(&[(0, 7), (16, 32)]).unwrap().unwrap(), [&b"numbers"[..], &[0xFF; 32]]);
             assert_eq!(lent.metadata().unwrap().len(), 8192, "something went to the end");
         }
         let read_only = Unnamed::create("inputs", false).unwrap();
