@@ -3,7 +3,7 @@
 //! Results are judged against the float64 reference under the derived bound: every element up to 2³⁰ products, and
 //! beyond that on rows and columns that are drawn, with every element on the [`Yardstick`] besides.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fastrand::Rng;
 use half::{bf16, f16};
@@ -18,13 +18,17 @@ use testkit::cases::{Case, Instance};
 use testkit::verify::{self, Report};
 
 use super::operands::ProblemText;
-use super::yardstick::Yardstick;
+use super::yardstick::{Measured, Yardstick};
 
 /// Products beyond which the reference looks at drawn rows and columns only, and the yardstick at the rest.
 const EXHAUSTIVE: f64 = (1u64 << 30) as f64;
 
-/// The weights of a layer, a group each.
-type LayerWeights = Vec<Weights<'static>>;
+/// The weights of a layer, a group each, and what the yardstick has measured of them, once it was asked.
+struct LayerWeights {
+    weights: Vec<Weights<'static>>,
+    measured: OnceLock<Vec<Vec<Measured>>>,
+}
+
 /// Tokens of an input, a group each.
 type Tokens = Vec<Activations<'static>>;
 
@@ -84,7 +88,7 @@ impl GemmTask {
     }
 
     fn instance(&self, constants: &Bundle, input: &Bundle) -> Result<Instance> {
-        let (weights, activations) = (weights_of(constants)?.clone(), tokens_of(input)?.clone());
+        let (weights, activations) = (weights_of(constants)?.weights.clone(), tokens_of(input)?.clone());
         Ok(Instance { activations, weights, problem: self.case.problem()? })
     }
 }
@@ -135,7 +139,7 @@ impl Task for GemmTask {
                 tensors.extend(matrix_tensors(&format!("{name}.{group}"), matrix)?);
             }
         }
-        Ok(Bundle::new(tensors).meaning(weights))
+        Ok(Bundle::new(tensors).meaning(LayerWeights { weights, measured: OnceLock::new() }))
     }
 
     /// Tokens of the same case with a single column: weights are not wanted again.
@@ -165,7 +169,7 @@ impl Task for GemmTask {
         let kind = element(self.case.output);
         for _ in 0..elements {
             let Timed { constants, input, output } = run[lots.usize(..run.len())];
-            let (tokens, weights) = (tokens_of(input)?, weights_of(constants)?);
+            let (tokens, LayerWeights { weights, .. }) = (tokens_of(input)?, weights_of(constants)?);
             let group = lots.usize(..tokens.len());
             let shape = case.groups[group];
             if shape.m == 0 {
@@ -195,8 +199,15 @@ impl Task for GemmTask {
 
     fn look_whole(&self, timed: Timed<'_>) -> Result<Option<String>> {
         let (problem, results) = (self.case.problem()?, self.results(timed.output)?);
-        let (tokens, weights) = (tokens_of(timed.input)?, weights_of(timed.constants)?);
-        Ok(self.workshop.yardstick.check(&problem, tokens, weights, &results)?)
+        let (yardstick, LayerWeights { weights, measured }) = (&self.workshop.yardstick, weights_of(timed.constants)?);
+        let weights = match measured.get() {
+            Some(measured) => measured,
+            None => {
+                let found = yardstick.measure(weights)?;
+                measured.get_or_init(|| found)
+            }
+        };
+        Ok(yardstick.check(&problem, tokens_of(timed.input)?, weights, &results)?)
     }
 
     fn described(&self) -> Value {
@@ -273,7 +284,8 @@ impl Expected for ByReference {
             found.wrong = Some(format!("{failure}; {} of {compared} elements are wrong", report.failures));
         } else if products(&self.task.case.groups) > EXHAUSTIVE {
             let Instance { activations, weights, problem } = &self.instance;
-            found.wrong = self.task.workshop.yardstick.check(problem, activations, weights, &results)?;
+            let yardstick = &self.task.workshop.yardstick;
+            found.wrong = yardstick.check(problem, activations, &yardstick.measure(weights)?, &results)?;
         }
         Ok(found)
     }

@@ -12,14 +12,24 @@
 use hammerhead::bound::Bounded;
 use hammerhead::format::{Dense, Matrix, Values};
 use hammerhead::reference::{Element, Sum};
-use hammerhead::{Activations, Arithmetic, Engine, Gate, Options, Output, Problem, Weights};
+use hammerhead::{Activations, Arithmetic, Engine, Gate, Layer, Options, Output, Problem, Weights};
 
 use crate::Result;
+
+/// Rows whose norms a thread computes at a time.
+const ROWS: usize = 64;
 
 /// Checks whole results.
 #[derive(Debug)]
 pub struct Yardstick {
     engine: Engine,
+}
+
+/// A weight matrix as a layer of its own, with the norms of its rows: what takes long and does not depend on tokens.
+#[derive(Debug)]
+pub struct Measured {
+    layer: Layer,
+    norms: Vec<f64>,
 }
 
 impl Yardstick {
@@ -38,11 +48,11 @@ impl Yardstick {
         &self,
         problem: &Problem,
         activations: &[Activations<'_>],
-        weights: &[Weights<'_>],
+        weights: &[Vec<Measured>],
         results: &[Dense<'_>],
     ) -> Result<Option<String>> {
-        for (group, ((tokens, weights), result)) in activations.iter().zip(weights).zip(results).enumerate() {
-            if let Some(wrong) = self.check_group(problem, tokens, weights, result)? {
+        for (group, ((tokens, matrices), result)) in activations.iter().zip(weights).zip(results).enumerate() {
+            if let Some(wrong) = self.check_group(problem, tokens, matrices, result)? {
                 return Ok(Some(format!("group {group}, {wrong}")));
             }
         }
@@ -53,17 +63,17 @@ impl Yardstick {
         &self,
         problem: &Problem,
         tokens: &Activations<'_>,
-        weights: &Weights<'_>,
+        matrices: &[Measured],
         result: &Dense<'_>,
     ) -> Result<Option<String>> {
-        let gate = self.product(tokens, weights.gate())?;
-        let up = weights.up().map(|up| self.product(tokens, up)).transpose()?;
+        let gate = self.product(tokens, &matrices[0])?;
+        let up = matrices.get(1).map(|up| self.product(tokens, up)).transpose()?;
         let (rows, columns, k) = (result.rows(), result.k(), tokens.k());
         let mut found = vec![0.0; columns];
         for row in 0..rows {
             result.row(row, &mut found);
             for (column, &found) in found.iter().enumerate() {
-                let sum = |product: &Product| product.sum(row, column);
+                let sum = |product: &Product<'_>| product.sum(row, column);
                 let (gate_sum, up_sum) = (sum(&gate), up.as_ref().map(sum));
                 let value = problem.gate().apply(gate_sum.value, up_sum.map_or(0.0, |sum| sum.value));
                 let element = Element { gate: gate_sum, up: up_sum, value };
@@ -75,31 +85,42 @@ impl Yardstick {
         Ok(None)
     }
 
+    /// The matrices of every group, measured.
+    pub fn measure(&self, weights: &[Weights<'_>]) -> Result<Vec<Vec<Measured>>> {
+        let matrix = |matrix: &Matrix<'_>| {
+            let layer = self.engine.load(&[Weights::plain(matrix.as_borrowed())], Gate::None)?;
+            let (mut norms, global) = (vec![0.0; matrix.rows()], matrix.global().value().abs());
+            self.engine.team().for_each(norms.chunks_mut(ROWS).enumerate(), |(chunk, norms)| {
+                let mut values = vec![0.0; matrix.k()];
+                for (row, place) in norms.iter_mut().enumerate() {
+                    matrix.unscaled_row(chunk * ROWS + row, &mut values);
+                    *place = norm(&values) * global;
+                }
+            });
+            Ok(Measured { layer, norms })
+        };
+        weights.iter().map(|group| group.matrices().map(matrix).collect()).collect()
+    }
+
     /// A plain product in f32, with the norms of its rows.
-    fn product(&self, tokens: &Activations<'_>, matrix: &Matrix<'_>) -> Result<Product> {
-        let layer = self.engine.load(&[Weights::plain(matrix.as_borrowed())], Gate::None)?;
-        let values = self.engine.run(&layer, std::slice::from_ref(tokens), Output::F32)?.remove(0);
+    fn product<'m>(&self, tokens: &Activations<'_>, matrix: &'m Measured) -> Result<Product<'m>> {
+        let values = self.engine.run(&matrix.layer, std::slice::from_ref(tokens), Output::F32)?.remove(0);
         let mut row_values = vec![0.0; tokens.k()];
         let token_norms = (0..tokens.rows()).map(|row| {
             tokens.unscaled_row(row, &mut row_values);
             norm(&row_values) * tokens.global().value().abs()
         });
-        let token_norms = token_norms.collect();
-        let column_norms = (0..matrix.rows()).map(|row| {
-            matrix.unscaled_row(row, &mut row_values);
-            norm(&row_values) * matrix.global().value().abs()
-        });
-        Ok(Product { values, token_norms, column_norms: column_norms.collect() })
+        Ok(Product { values, token_norms: token_norms.collect(), column_norms: &matrix.norms })
     }
 }
 
-struct Product {
+struct Product<'m> {
     values: Dense<'static>,
     token_norms: Vec<f64>,
-    column_norms: Vec<f64>,
+    column_norms: &'m [f64],
 }
 
-impl Product {
+impl Product<'_> {
     fn sum(&self, row: usize, column: usize) -> Sum {
         let value = match self.values.values() {
             Values::F32(values) => values[row * self.values.k() + column].into(),
@@ -138,7 +159,8 @@ mod tests {
             let engine = yardstick.engine();
             let layer = engine.load(&instance.weights, case.gate).unwrap();
             let results = engine.run(&layer, &instance.activations, case.output).unwrap();
-            let wrong = yardstick.check(&instance.problem, &instance.activations, &instance.weights, &results).unwrap();
+            let weights = yardstick.measure(&instance.weights).unwrap();
+            let wrong = yardstick.check(&instance.problem, &instance.activations, &weights, &results).unwrap();
             assert_eq!(wrong, None, "{case} {:?}", case.inputs);
         }
     }
@@ -159,7 +181,8 @@ mod tests {
         let mut spoilt = values.to_vec();
         spoilt[place] = 0.0;
         let spoilt = [Dense::new(right.rows(), right.k(), spoilt, 1.0).unwrap()];
-        let found = yardstick.check(&problem, &instance.activations, &instance.weights, &spoilt).unwrap();
+        let weights = yardstick.measure(&instance.weights).unwrap();
+        let found = yardstick.check(&problem, &instance.activations, &weights, &spoilt).unwrap();
         assert!(found.is_some_and(|wrong| wrong.contains(&format!("{}]", place % right.k()))));
     }
 }
