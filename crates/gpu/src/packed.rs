@@ -152,6 +152,25 @@ impl<M> PackedGroups<M> {
         Ok((fp8::unpack(&packed, self.shapes[0], self.scaling)?, bias))
     }
 
+    /// The same, in memory that `copy` makes of each piece.
+    pub(super) fn copied<N>(&self, mut copy: impl FnMut(&M) -> Result<N>) -> Result<PackedGroups<N>> {
+        let mut group = |group: &PackedGroup<M>| {
+            let PackedGroup { bytes, matrices, input_scale, biases, row_factors } = group;
+            let mut matrix = |&PackedMatrix { global, lift, ref memory }: &PackedMatrix<M>| {
+                Ok(PackedMatrix { global, lift, memory: copy(memory)? })
+            };
+            Ok(PackedGroup {
+                bytes: *bytes,
+                matrices: matrices.iter().map(&mut matrix).collect::<Result<_>>()?,
+                input_scale: input_scale.as_ref().map(&mut copy).transpose()?,
+                biases: biases.iter().map(&mut copy).collect::<Result<_>>()?,
+                row_factors: row_factors.as_ref().map(&mut copy).transpose()?,
+            })
+        };
+        let groups = self.groups.iter().map(&mut group).collect::<Result<_>>()?;
+        Ok(PackedGroups { groups, shapes: self.shapes.clone(), layout: self.layout, scaling: self.scaling })
+    }
+
     /// Takes them out, so that they can be dropped elsewhere.
     pub(super) fn take(&mut self) -> Vec<PackedGroup<M>> {
         std::mem::take(&mut self.groups)

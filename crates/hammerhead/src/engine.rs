@@ -84,6 +84,12 @@ impl Layer {
         Some(Self { packed, input_scales, ..*self })
     }
 
+    /// The same layer with packed weights in memory of their own, if copying those is quicker than packing them again.
+    pub fn copied(&self) -> Result<Option<Self>> {
+        let packed = self.packed.copied()?;
+        Ok(packed.map(|packed| Self { packed, ..self.clone() }))
+    }
+
     /// What runs round dense tokens and weights to.
     pub fn precision(&self) -> Precision {
         self.precision

@@ -59,6 +59,11 @@ pub unsafe trait PackedWeights: Any + fmt::Debug + Send + Sync {
     fn only(&self, _groups: &[usize]) -> Option<Arc<dyn PackedWeights>> {
         None
     }
+
+    /// The same weights once more, in memory of their own, where that takes much less time than packing them.
+    fn copied(&self) -> Result<Option<Arc<dyn PackedWeights>>> {
+        Ok(None)
+    }
 }
 
 /// The weights as the type that holds a layout, or [`Error::Layout`] in the name of a backend.

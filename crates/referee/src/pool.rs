@@ -269,22 +269,32 @@ impl<'a> Pool<'a> {
         if self.device.is_some() { (jobs as f64 * self.plant).round() as usize } else { 0 }
     }
 
+    /// Places for so many jobs: one more, for the job that does not count, and some that are never used.
+    fn places(&mut self, jobs: usize) -> usize {
+        jobs + 1 + self.lots().usize(..3) + self.planted(jobs)
+    }
+
     fn ground(&mut self, shape: usize, layers: usize, jobs: usize) -> Result<Ground> {
-        let more = self.lots().usize(..3) + self.planted(jobs);
-        let task = &self.tasks[shape];
-        let layer = |layer| task.constants(derive(self.seed, &[1, shape as u64, layer as u64]));
-        let layers: Arc<Vec<Bundle>> = Arc::new((0..layers).map(layer).collect::<Result<_>>()?);
-        // One more place, for the job that does not count, and some that are never used.
-        let places = jobs + 1 + more;
-        let pattern = task.input(derive(self.seed, &[2, shape as u64]))?;
-        let lot = Lot::new(Arc::clone(task), layers, pattern, places, places);
+        let (places, task) = (self.places(jobs), &self.tasks[shape]);
+        let known = self.shapes[shape].as_ref().map(|ground| &ground.lot);
+        let lot = match known.filter(|lot| lot.constants().len() == layers) {
+            Some(lot) => lot.with_places(places),
+            None => {
+                let layer = |layer| task.constants(derive(self.seed, &[1, shape as u64, layer as u64]));
+                let layers: Arc<Vec<Bundle>> = Arc::new((0..layers).map(layer).collect::<Result<_>>()?);
+                let pattern = task.input(derive(self.seed, &[2, shape as u64]))?;
+                Lot::new(Arc::clone(task), layers, pattern, places, places)
+            }
+        };
         Ok(Ground { lot, jobs, one: 0.0, challenger_jobs: None, order: [Vec::new(), Vec::new()], untouched: [0; 2] })
     }
 
     /// Meets a shape for the first time: the champion's time for one job says how many make a sample, and that says how
     /// many layers are wanted.
     fn survey(&mut self, shape: usize) -> Result<(), Halt> {
-        self.shapes[shape] = Some(self.ground(shape, 2, 1)?);
+        // On a device as many as it takes, whatever makes a sample.
+        let first = if self.device.is_some() { self.rotation(shape, 1).0 } else { 2 };
+        self.shapes[shape] = Some(self.ground(shape, first, 1)?);
         self.make_ready(Side::Champion)?;
         let mut fastest = f64::INFINITY;
         for _ in 0..3 {
@@ -769,14 +779,20 @@ impl Course for Pool<'_> {
     }
 
     fn plant(&mut self, size: f64) {
-        if self.device.is_some() && size != self.plant {
-            // What is planted there are jobs, and there has to be room for them.
-            self.shapes.iter_mut().for_each(|ground| *ground = None);
-        }
         self.plant = size;
+        // What is planted on a device are jobs, and there has to be room for them.
+        let mut met = std::mem::take(&mut self.shapes);
+        for ground in met.iter_mut().flatten() {
+            ground.lot = ground.lot.with_places(self.places(ground.jobs));
+        }
+        self.shapes = met;
     }
 
+    /// What others do on the processors is in no device's clock.
     fn wait_for_quiet(&mut self, most: f64) -> f64 {
+        if self.device.is_some() {
+            return 0.0;
+        }
         let waited = neighbours::wait(self.settings.timing.busy, most);
         self.report.waited_seconds += waited;
         if waited > 1.0 {

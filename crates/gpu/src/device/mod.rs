@@ -243,4 +243,19 @@ unsafe impl PackedWeights for DeviceWeights {
     fn scaling(&self) -> Scaling {
         self.packed.scaling()
     }
+
+    fn copied(&self) -> Result<Option<Arc<dyn PackedWeights>>> {
+        graveyard::sweep();
+        let context = self.device.context;
+        let stream = Stream::new(context)?;
+        let copy = |from: &DeviceMemory| {
+            let to = DeviceMemory::new(context, "weights", from.bytes())?;
+            // SAFETY: the copy is waited for, whatever became of it, so that both sides outlive it.
+            let queued = unsafe { to.copy_from(from, &stream) };
+            let done = stream.synchronize();
+            queued.and(done).map(|()| to)
+        };
+        let packed = self.packed.copied(copy)?;
+        Ok(Some(Arc::new(DeviceWeights { packed, device: self.device, readers: Readers::default() })))
+    }
 }

@@ -9,7 +9,9 @@
 //! its inputs changes nothing but its own results, and is found when the region is read again. Outputs are judged on a
 //! private copy: what is written after the copy was made does not count.
 
-use std::cell::OnceCell;
+use std::any::Any;
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -44,6 +46,8 @@ pub struct Lot {
 struct Filed {
     region: Region,
     places: Vec<Vec<u64>>,
+    /// What sessions have made of them ([`Tensors::kept`]).
+    kept: RefCell<HashMap<String, Rc<dyn Any>>>,
 }
 
 impl Lot {
@@ -56,6 +60,11 @@ impl Lot {
         outputs: usize,
     ) -> Self {
         Self { task, constants, pattern, inputs, outputs, filed: Rc::default() }
+    }
+
+    /// The same with room for so many inputs and outputs.
+    pub(crate) fn with_places(&self, places: usize) -> Self {
+        Self { inputs: places, outputs: places, ..self.clone() }
     }
 
     /// The same without constants, for whoever looks at none.
@@ -74,7 +83,7 @@ impl Lot {
             let mut region = Region::of_file("constants", false)?;
             let places = region.write_sets(&self.constants)?;
             // It is empty: nobody else has this value meanwhile.
-            let _ = self.filed.set(Filed { region, places });
+            let _ = self.filed.set(Filed { region, places, kept: RefCell::default() });
         }
         self.filed.get().ok_or_else(nothing_laid)
     }
@@ -346,6 +355,19 @@ impl Tensors {
     /// The constants that are used.
     pub fn constants(&self) -> Result<&Arc<Vec<Bundle>>> {
         Ok(&self.laid()?.lot.constants)
+    }
+
+    /// What sessions in the referee's own process make of the lot's constants under a name: by the first that asks, and
+    /// kept for as long as the lot is.
+    pub fn kept<T: Any>(&self, name: &str, make: impl FnOnce() -> Result<T>) -> Result<Rc<T>> {
+        let kept = &self.laid()?.lot.filed()?.kept;
+        let known = kept.borrow().get(name).map(Rc::clone);
+        if let Some(known) = known.and_then(|known| known.downcast().ok()) {
+            return Ok(known);
+        }
+        let made = Rc::new(make()?);
+        kept.borrow_mut().insert(name.to_owned(), Rc::<T>::clone(&made));
+        Ok(made)
     }
 
     /// What an input holds now.

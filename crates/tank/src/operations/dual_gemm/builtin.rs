@@ -167,7 +167,7 @@ impl Bench {
     pub fn prepare(&mut self, message: &Prepare) -> Result<Readiness> {
         self.ready = None;
         let files = message.files.as_ref().ok_or_else(no_files)?;
-        let loaded = match self.load(message, &map(&files.constants)?)? {
+        let loaded = match self.load(message, &map(&files.constants)?, None)? {
             Ok(loaded) => loaded,
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
@@ -175,8 +175,14 @@ impl Bench {
         Ok(Readiness::Ready)
     }
 
-    /// The plan for a problem and its packed weights, or why no way of this contestant's is legal for it.
-    pub(super) fn load(&mut self, message: &Prepare, weights: &[u8]) -> Result<Result<Loaded, String>> {
+    /// The plan for a problem and its packed weights, or why no way of this contestant's is legal for it. Weights that
+    /// earlier sessions have packed, where they are kept, are copied: to pack them takes a hundred times as long.
+    pub(super) fn load(
+        &mut self,
+        message: &Prepare,
+        weights: &[u8],
+        kept: Option<&Tensors>,
+    ) -> Result<Result<Loaded, String>> {
         let operands = Operands::of(message)?;
         let problem = &operands.problem;
         let Some(way) = self.contestant.way(problem, &name(problem)).cloned() else {
@@ -200,7 +206,15 @@ impl Bench {
                     let weights = weights_at(weights, problem, places)?;
                     Ok(engine.load(&weights, problem.gate())?)
                 };
-                Layers::Products(operands.layers.iter().map(load).collect::<Result<_>>()?)
+                let pack = || operands.layers.iter().map(load).collect::<Result<Vec<Layer>>>();
+                Layers::Products(match kept {
+                    None => pack()?,
+                    Some(tensors) => {
+                        let packed = tensors.kept(&made.0, pack)?;
+                        let copy = |(layer, places): (&Layer, _)| layer.copied()?.map_or_else(|| load(places), Ok);
+                        packed.iter().zip(&operands.layers).map(copy).collect::<Result<_>>()?
+                    }
+                })
             }
             Some(Whole { batch_invariant, .. }) => {
                 let options = LayerOptions { batch_invariant, ..LayerOptions::default() };

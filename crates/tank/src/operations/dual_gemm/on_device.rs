@@ -4,7 +4,8 @@
 //! them, nothing is copied while the clock runs, and the clock is the device's ([`DeviceClock`]). So it does not matter
 //! that this contestant lives in the referee's process and answers through no pipe: the host's part of a run is outside
 //! of what counts. What a fresh process would draw anew, places in memory, a fresh session draws too; and kernels are
-//! compiled once instead of once per process, which takes more than a second each.
+//! compiled once instead of once per process, which takes more than a second each. Weights are packed once, too, and
+//! each session copies them within the device.
 
 use std::collections::HashMap;
 
@@ -120,7 +121,7 @@ impl Worker for Guest {
         for piece in [&memory.inputs, &memory.outputs].into_iter().chain(&memory.latch) {
             self.open(piece)?;
         }
-        let loaded = match self.bench.load(message, &weights)? {
+        let loaded = match self.bench.load(message, &weights, None)? {
             Ok(loaded) => loaded,
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
@@ -178,7 +179,7 @@ impl Swimmer {
         (self.ready, self.calls) = (None, Vec::new());
         let message = self.tensors.message(String::new())?;
         let constants = &message.files.as_ref().ok_or_else(unprepared)?.constants;
-        let loaded = match self.bench.load(&message, &map(constants)?)? {
+        let loaded = match self.bench.load(&message, &map(constants)?, Some(&self.tensors))? {
             Ok(loaded) => loaded,
             Err(reason) => return Ok(Readiness::Unsupported(reason)),
         };
