@@ -105,6 +105,7 @@ pub fn worlds() -> Vec<(&'static str, &'static str, World)> {
     let machines = [
         machine("quiet", |_| {}),
         machine("processes differ", |w| w.process_spread = 0.01),
+        machine("one process in twenty is 30 % slower", |w| w.outliers = Some((0.05, 0.3f64.ln_1p()))),
         machine("noisy", |w| w.sample_spread = 0.04),
         machine("spikes", |w| w.spikes = 0.1),
         machine("drift", |w| w.drift = 0.002),

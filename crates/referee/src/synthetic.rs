@@ -19,6 +19,8 @@ pub struct World {
     pub truth: Vec<f64>,
     /// What a contestant's process is dealt.
     pub process_spread: f64,
+    /// The chance that a process is dealt something far off besides, and how far, as a logarithm.
+    pub outliers: Option<(f64, f64)>,
     /// The noise of one sample.
     pub sample_spread: f64,
     /// The chance that a sample is disturbed: it then takes up to many times as long (Pareto with index 1.5).
@@ -49,6 +51,7 @@ impl World {
         Self {
             truth: vec![truth; shapes],
             process_spread: 0.003,
+            outliers: None,
             sample_spread: 0.01,
             spikes: 0.0,
             drift: 0.0,
@@ -153,6 +156,9 @@ impl Course for SyntheticCourse {
         let share = self.world.process_spread * 0.5f64.sqrt();
         for side in 0..2 {
             self.common[side] = share * self.normal();
+            if let Some((chance, size)) = self.world.outliers {
+                self.common[side] += if self.rng.f64() < chance { size } else { 0.0 };
+            }
             for shape in 0..self.own[side].len() {
                 self.own[side][shape] = share * self.normal();
             }
