@@ -125,6 +125,27 @@ pub(crate) struct Expert {
     pub out: Reg<U64>,
 }
 
+/// What is added to the sums of a row in a column: that of its first matrix, and bytes to the next row's and matrix's.
+#[derive(Clone, Copy)]
+pub(crate) struct Deltas {
+    at: Reg<U64>,
+    row_bytes: Reg<U32>,
+    matrix_bytes: Reg<U32>,
+}
+
+impl Deltas {
+    /// Those of so many rows further.
+    pub fn further(self, k: &mut Builder, rows: u32) -> Self {
+        if rows == 0 { self } else { Deltas { at: k.mul_wide_add(self.row_bytes, rows, self.at), ..self } }
+    }
+
+    /// What is added to a matrix's sum, where `theirs` says that something is.
+    pub fn of(self, k: &mut Builder, matrix: u32, theirs: Pred) -> (Pred, Reg<F32>) {
+        let at = if matrix == 0 { self.at } else { k.mul_wide_add(self.matrix_bytes, matrix, self.at) };
+        (theirs, k.when(theirs, |k| k.load(Addr::<Global>::of(at))))
+    }
+}
+
 /// What is known of a tile.
 pub(crate) struct Found {
     pub expert: Expert,
@@ -375,23 +396,15 @@ impl Expert {
         self.places.added.map(|added| k.lt(number, added.count))
     }
 
-    /// What is added to a matrix's sum of a row in a column, where `theirs` says that something is. Behind the last
-    /// column it is that one's.
-    pub fn delta(
-        &self,
-        k: &mut Builder,
-        matrix: u32,
-        [row, column, n]: [Reg<U32>; 3],
-        theirs: Pred,
-    ) -> Option<(Pred, Reg<F32>)> {
+    /// What is added to the sums of a row in a column, if something may be. Behind the last column it is that one's.
+    pub fn deltas(&self, k: &mut Builder, [row, column, n]: [Reg<U32>; 3]) -> Option<Deltas> {
         self.places.added.map(|added| {
             let last = k.sub(n, 1);
             let column = k.min(column, last);
-            let place = if added.matrices == 1 { row } else { k.mul_add(row, added.matrices, matrix) };
-            let bytes = k.mul(n, 4);
-            let at = k.mul_wide_add(place, bytes, added.deltas);
-            let at = k.mul_wide_add(column, 4, at);
-            (theirs, k.when(theirs, |k| k.load(Addr::<Global>::of(at))))
+            let matrix_bytes = k.mul(n, 4);
+            let row_bytes = k.mul(matrix_bytes, added.matrices);
+            let at = k.mul_wide_add(row, row_bytes, added.deltas);
+            Deltas { at: k.mul_wide_add(column, 4, at), row_bytes, matrix_bytes }
         })
     }
 

@@ -2,7 +2,7 @@
 
 use ptx::{Addr, Builder, F32, Global, ParamTable, Pred, Reg, S32, U32, U64};
 
-use super::experts::Expert;
+use super::experts::{Deltas, Expert};
 use super::table::{self, address, at};
 
 /// Whose a tile is.
@@ -136,11 +136,11 @@ impl Owner {
         }
     }
 
-    /// What is added to a matrix's sum of a row in one of `n` columns, where `theirs` says that something is.
-    pub fn delta(&self, k: &mut Builder, matrix: u32, place: [Reg<U32>; 3], theirs: Pred) -> Option<(Pred, Reg<F32>)> {
+    /// What is added to the sums of a row in one of `n` columns, if something may be.
+    pub fn deltas(&self, k: &mut Builder, place: [Reg<U32>; 3]) -> Option<Deltas> {
         match self {
             Owner::Group { .. } => None,
-            Owner::Expert(expert) => expert.delta(k, matrix, place, theirs),
+            Owner::Expert(expert) => expert.deltas(k, place),
         }
     }
 

@@ -168,7 +168,7 @@ impl<'a> Writer<'a> {
                 (row, self.column, owner.adapted(k, row)?)
             }
         };
-        owner.delta(k, matrix, [row, column, self.n], theirs)
+        Some(owner.deltas(k, [row, column, self.n])?.of(k, matrix, theirs))
     }
 
     /// How often accumulators are read.

@@ -219,8 +219,8 @@ fn deltas(k: &mut Builder, tile: &Tile, place: &Place, further: u32, (column, tw
     let token = k.add(place.token, further);
     let row = tile.row(k, token);
     let Some(theirs) = tile.owner.adapted(k, row) else { return [None; 2] };
-    let mut of = |matrix| tile.owner.delta(k, matrix, [row, column, tile.n], theirs);
-    [of(0), if two { of(1) } else { None }]
+    let Some(deltas) = tile.owner.deltas(k, [row, column, tile.n]) else { return [None; 2] };
+    [Some(deltas.of(k, 0, theirs)), two.then(|| deltas.of(k, 1, theirs))]
 }
 
 fn exists(k: &mut Builder, tile: &Tile, place: &Place, further: u32) -> Pred {

@@ -222,16 +222,19 @@ impl Finish {
         Outgoing { finish: self, consumer, tile, gates, theirs, rows, column, strips: self.strips(sums) }
     }
 
-    /// Which tokens have something added, as bits of words: the first is the lane's first token.
+    /// Which tokens of the tile have something added, as bits of words: the first is the lane's first token.
     fn theirs(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: &TileGates) -> Vec<Reg<U32>> {
-        let of = |&chosen: &Reg<U32>| {
+        let of = |(word, &chosen): (usize, &Reg<U32>)| {
             let adapted = tile.owner.is_adapter(k, chosen)?;
+            let token = k.add(consumer.lane, 32 * word as u32);
+            let exists = k.lt(token, tile.tokens);
+            let adapted = k.both(adapted, exists);
             let all = k.ballot(adapted);
             let place = k.and(consumer.lane, 3);
             let before = k.shl(place, 1);
             Some(k.shr(all, before))
         };
-        gates.chosen.iter().filter_map(of).collect()
+        gates.chosen.iter().enumerate().filter_map(of).collect()
     }
 
     /// Where a warpgroup turns values around.
@@ -432,22 +435,24 @@ impl Outgoing<'_> {
 
     /// What is added to a thread's sums in a strip, of some tokens.
     fn deltas(&self, k: &mut Builder, strip: &Strip, tokens: impl Iterator<Item = u32>) -> Vec<[Delta; 2]> {
+        let none = |_| [None; 2];
         if !self.finish.adapted() {
-            return tokens.map(|_| [None; 2]).collect();
+            return tokens.map(none).collect();
         }
         let (quad, place) = (k.shr(self.consumer.lane, 2), k.and(self.consumer.lane, 3));
         let column = k.add(self.column, quad);
         let column = k.mul_add(self.consumer.quarter, 8, column);
         let column = k.add(column, strip.column);
-        let (own, last) = (k.shl(place, 1), k.sub(self.rows.count, 1));
+        let own = k.shl(place, 1);
+        let row = k.add(self.rows.first, own);
+        let Some(deltas) = self.tile.owner.deltas(k, [row, column, self.tile.n]) else {
+            return tokens.map(none).collect();
+        };
         let of = |further: u32| {
             let bit = k.bit_extract(self.theirs[further as usize / 32], further % 32, 1);
             let theirs = k.ne(bit, 0);
-            let token = k.add(own, further);
-            let token = k.min(token, last);
-            let row = k.add(self.rows.first, token);
-            let mut of = |matrix| self.tile.owner.delta(k, matrix, [row, column, self.tile.n], theirs);
-            [of(0), if strip.up.is_empty() { None } else { of(1) }]
+            let row = deltas.further(k, further);
+            [Some(row.of(k, 0, theirs)), (!strip.up.is_empty()).then(|| row.of(k, 1, theirs))]
         };
         tokens.map(of).collect()
     }
