@@ -5,9 +5,12 @@
 //! A block has some rows, and computes t = scaling·(A·x) of them first: its warps have every eighth 32 of k, and where
 //! A and x are of the same 16 bits tensor cores multiply. Then its threads multiply with B, four neighbouring columns
 //! each. A row finds its pair of matrices by its expert and its adapter, both of which the sort has left. Where rows
-//! are few, a block has one, and a part of the columns: then t is computed by several. Where they are many, it has 32
-//! neighbours, or half of them, which mostly have the same expert: it goes through the pairs that they have, and reads
-//! each once for all of its rows.
+//! are few, a block has one. Where they are many, it has 32 neighbours, or half of them, which mostly have the same
+//! expert: it reads each of their pairs once for all of its rows, and four blocks share out the pairs.
+//!
+//! Where blocks are few, more of them share the columns. Where pairs are large, too, those are a *cluster* and share k
+//! as well: each computes a part of t, and all add up those parts in the same order. On targets without clusters, and
+//! where bits must not depend on the number of tokens, each computes all of t.
 //!
 //! Rows without an adapter are neither read nor written, and a block that has no others ends when it knows that.
 //!
@@ -17,16 +20,17 @@
 //!
 //! **When.** Before the first product, the kernel waits for the sort and only then lets the product begin, which
 //! thereby knows what the sort has left: it waits for this kernel only where it adds. Behind the second, A and B of few
-//! rows are asked for before that product is waited for.
+//! rows are asked for before that product is waited for. A kernel that began beside the sort, by entries, was slower:
+//! the product could then be launched only when the sort and A·x were over.
 //!
 //! In memory, adapters are padded with zeros to one rank: A `[adapters, experts, matrices, rank, k]` and B's columns
 //! `[adapters, experts, matrices, rank, n]`.
 
 use op::{Adapters, Error as OpError, Gate, Output, Projection, Result as OpResult};
-use ptx::instr::{MatrixElement, ShuffleMode};
+use ptx::instr::{MatrixElement, Semantics, ShuffleMode};
 use ptx::{
-    Addr, Builder, Error, F32, Global, Kernel, LaunchBounds, Pred, Reg, Shared, SharedRegion, SpecialRegister, Target,
-    U32, U64,
+    Addr, Builder, Cluster, Error, F32, Global, Kernel, LaunchBounds, Pred, Reg, Shared, SharedRegion, SpecialRegister,
+    Target, U32, U64,
 };
 
 use super::{NOBODY, Portable, await_predecessor, launch_dependents};
@@ -50,8 +54,17 @@ const TOGETHER: u32 = 32;
 const FEW_RANKS: u32 = 32;
 /// Rows that are multiplied at a time.
 const AT_ONCE: u32 = 16;
-/// Blocks of which there are enough.
+/// Blocks that have the same rows, where those are several: each has some of their pairs.
+const SLOTS: u32 = 4;
+/// Rows that a thread adds to at a time.
+const ADDED: u32 = 4;
+/// Blocks of which there are enough; and in clusters, with a row each and with several.
 const ENOUGH: u32 = 512;
+const ENOUGH_ALONE: u32 = 256;
+const ENOUGH_SHARING: u32 = 2048;
+/// The most blocks of a cluster, and bytes of a pair of matrices that are worth one.
+const MOST_PARTS: u32 = 8;
+const PART_BYTES: u32 = 64 << 10;
 
 /// The adapters of a layer on a device: how many, the rank that they are padded to, and the type of their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -180,8 +193,14 @@ pub struct AdaptSpec {
     pub matrices: u32,
     /// The rank, a multiple of eight.
     pub rank: u32,
-    /// Rows of a block: [`AdaptSpec::together`].
+    /// Rows of a block: [`AdaptSpec::placed`].
     pub together: u32,
+    /// Blocks that have the same rows and columns, and each some of the rows' pairs.
+    pub slots: u32,
+    /// Blocks that share the columns of the same rows.
+    pub parts: u32,
+    /// Whether they are a cluster, which shares k as well.
+    pub clustered: bool,
 }
 
 impl AdaptSpec {
@@ -190,21 +209,36 @@ impl AdaptSpec {
         self.numbers != Output::F32 && self.x == Float::from(self.numbers)
     }
 
-    /// The same kernel for so many rows: where they are many, blocks have several, which share what they read.
-    pub fn together(self, rows: u32) -> Self {
+    /// The same kernel for so many rows of k and columns. Where rows are many, blocks have several, which share what
+    /// they read. Where blocks are few, more of them share the columns: with large matrices as clusters, if those `may`
+    /// share k, and else each computes all of t.
+    pub fn placed(self, [rows, k, columns]: [u32; 3], may: bool) -> Self {
         let together = match (rows >= MANY && self.on_tensor_cores(), self.rank <= FEW_RANKS) {
             (true, true) => TOGETHER,
             (true, false) => TOGETHER / 2,
             (false, _) => 1,
         };
-        AdaptSpec { together, ..self }
+        let slots = if together > 1 { SLOTS } else { 1 };
+        let spec = AdaptSpec { together, slots, ..self };
+        let [tiles, others, _] = spec.grid(rows);
+        let most = ((k + columns) * self.rank * self.numbers.bytes() as u32 / PART_BYTES).min(MOST_PARTS);
+        if may && self.on_tensor_cores() && most > 1 {
+            let enough = if together > 1 { ENOUGH_SHARING } else { ENOUGH_ALONE };
+            let parts = 1 << (enough / (tiles * others)).clamp(1, most).ilog2();
+            return AdaptSpec { parts, clustered: parts > 1, ..spec };
+        }
+        let chunks = columns.div_ceil(COLUMNS * THREADS);
+        AdaptSpec { parts: (ENOUGH / (tiles * others)).clamp(1, chunks), clustered: false, ..spec }
     }
 
-    /// Blocks for so many rows and columns. Where they are few, each has a part of the columns, and all of those
-    /// multiply with A.
-    pub fn grid(&self, rows: u32, columns: u32) -> [u32; 3] {
-        let (tiles, chunks) = (rows.div_ceil(self.together), columns.div_ceil(COLUMNS * THREADS));
-        [tiles, self.matrices, (ENOUGH / (tiles * self.matrices)).clamp(1, chunks)]
+    /// Blocks for so many rows.
+    pub fn grid(&self, rows: u32) -> [u32; 3] {
+        [rows.div_ceil(self.together), self.matrices * self.slots, self.parts]
+    }
+
+    /// Blocks that share k.
+    fn sharers(&self) -> u32 {
+        if self.clustered { self.parts } else { 1 }
     }
 
     /// Sixteens of ranks.
@@ -220,7 +254,8 @@ impl AdaptSpec {
     /// Steps along k that a warp asks for at a time, as registers allow.
     fn turns(&self) -> u32 {
         let each = 2 * self.sixteens() + self.eights();
-        (18 / each).max(1)
+        let most = if self.early() { 15 } else { 18 };
+        (most / each).max(1)
     }
 
     /// Whether B is asked for before A is multiplied.
@@ -250,7 +285,8 @@ impl Portable for AdaptSpec {
 /// rows, layout; rows, experts, adapters; `[rows, matrices, columns]` for what is added, or to add it to; units of a
 /// row of x, and columns.
 pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
-    let launch = LaunchBounds { threads: THREADS, cluster: None, min_blocks: Some(spec.resident()) };
+    let cluster = spec.clustered.then_some([1, 1, spec.parts]);
+    let launch = LaunchBounds { threads: THREADS, cluster, min_blocks: Some(spec.resident()) };
     let mut k = Builder::new("adapt", target, launch);
     let adapt = Adapt::declare(&mut k, spec);
     if spec.first {
@@ -269,7 +305,7 @@ pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
         let mut wait = |k: &mut Builder| {
             if !spec.first && spec.together == 1 {
                 await_predecessor(k, target);
-                before = spec.early().then(|| adapt.first_columns(k));
+                before = if spec.early() { adapt.first_columns(k) } else { None };
             }
         };
         k.phase("shrink", |k| match adapt.sums {
@@ -277,6 +313,10 @@ pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
             None => adapt.shrink_by_hand(k, &rows, &mut wait),
         });
         k.phase("expand", |k| adapt.expand(k, &rows, early, before));
+        if spec.clustered {
+            // Nobody leaves while another block reads what is its own.
+            k.cluster_wait(true);
+        }
     });
     if !spec.first && spec.together == 1 {
         // A block without adapters, too, ends behind the kernel before this one, so that who waits for this one has
@@ -307,6 +347,8 @@ struct Adapt {
     /// Sums of all warps `[warps, together, rank]`, where tensor cores make them, t `[together, rank]`, what it is
     /// multiplied with, and a list of rows for every warp.
     sums: Option<SharedRegion>,
+    /// What a block of a cluster has of t.
+    share: Option<SharedRegion>,
     t: SharedRegion,
     terms: SharedRegion,
     list: Option<SharedRegion>,
@@ -314,6 +356,8 @@ struct Adapt {
     warp: Reg<U32>,
     lane: Reg<U32>,
     matrix: Reg<U32>,
+    /// Which of the pairs are the block's.
+    slot: Option<Reg<U32>>,
     part: Reg<U32>,
     first_row: Reg<U32>,
 }
@@ -361,6 +405,7 @@ impl Adapt {
         let row_bytes = 4 * spec.rank * spec.together;
         let (thread, tile) = (k.special(SpecialRegister::TidX), k.special(SpecialRegister::CtaidX));
         let warp = k.shr(thread, 5);
+        let other = k.special(SpecialRegister::CtaidY);
         Adapt {
             spec,
             x,
@@ -379,13 +424,15 @@ impl Adapt {
             units,
             columns,
             sums: spec.on_tensor_cores().then(|| k.shared("sums", WARPS * row_bytes, 16)),
+            share: spec.clustered.then(|| k.shared("share", row_bytes, 16)),
             t: k.shared("t", row_bytes, 16),
             terms: k.shared("terms", 8 * spec.together, 16),
             list: (spec.together > 1).then(|| k.shared("list", 4 * WARPS * spec.together, 16)),
             thread,
             warp: k.broadcast(warp),
             lane: k.and(thread, 31),
-            matrix: k.special(SpecialRegister::CtaidY),
+            matrix: if spec.slots > 1 { k.rem(other, spec.matrices) } else { other },
+            slot: (spec.slots > 1).then(|| k.div(other, spec.matrices)),
             part: k.special(SpecialRegister::CtaidZ),
             first_row: k.mul(tile, spec.together),
         }
@@ -419,6 +466,13 @@ impl Adapt {
         let first = k.lt(self.lane, self.spec.together);
         let adapted = k.both(exists, known);
         let adapted = k.both(adapted, first);
+        let adapted = self.slot.map_or(adapted, |slot| {
+            // Neighbours among experts, and their adapters, are different blocks'.
+            let number = k.mul_add(owner, 2, chosen);
+            let number = k.rem(number, self.spec.slots);
+            let own = k.eq(number, slot);
+            k.both(adapted, own)
+        });
         let key = k.mul_add(chosen, self.experts, owner);
         let key = k.select(adapted, key, NOBODY);
         let leaves = k.eq(self.warp, 0);
@@ -437,46 +491,54 @@ impl Adapt {
         Rows { key, x, adapted }
     }
 
-    /// `body` for each bit of a word: its number, and what the body may take away from what is left.
-    fn each_bit(&self, k: &mut Builder, bits: Reg<U32>, body: impl FnOnce(&mut Builder, Reg<U32>) -> Reg<U32>) {
-        let left = k.variable(bits);
-        k.repeat_while(|k| {
-            let (below, others) = (k.sub(left, 1), k.not(left));
-            let below = k.and(below, others);
-            let lead = k.count_ones(below);
-            let done = body(k, lead);
-            let others = k.not(done);
-            let rest = k.and(left, others);
-            k.set(left, rest);
-            k.ne(left, 0)
-        });
-    }
-
     /// `body` for each pair that some of the rows have, and which of them do.
     fn each_key(&self, k: &mut Builder, rows: &Rows, body: impl FnOnce(&mut Builder, Reg<U32>, Reg<U32>)) {
         if self.spec.together == 1 {
             let key = k.broadcast(rows.key);
             return body(k, key, rows.adapted);
         }
-        self.each_bit(k, rows.adapted, |k, lead| {
+        let left = k.variable(rows.adapted);
+        k.repeat_while(|k| {
+            let (below, others) = (k.sub(left, 1), k.not(left));
+            let below = k.and(below, others);
+            let lead = k.count_ones(below);
             let key = k.shuffle(ShuffleMode::Index, rows.key, lead);
             let same = k.eq(rows.key, key);
             let same = k.ballot(same);
             body(k, key, same);
-            same
+            let others = k.not(same);
+            let rest = k.and(left, others);
+            k.set(left, rest);
+            k.ne(left, 0)
         });
     }
 
-    /// `body` for each of some rows.
-    fn each_row(&self, k: &mut Builder, some: Reg<U32>, body: impl FnOnce(&mut Builder, Reg<U32>)) {
+    /// `body` for some rows, several at a time, and whether there are so many: behind the last they are the first of
+    /// those.
+    fn each_row(&self, k: &mut Builder, some: Reg<U32>, body: impl FnOnce(&mut Builder, &[(Reg<U32>, Option<Pred>)])) {
         if self.spec.together == 1 {
             let only = k.variable(0);
-            return body(k, only);
+            return body(k, &[(only, None)]);
         }
-        self.each_bit(k, some, |k, row| {
-            body(k, row);
-            let one = k.variable(1);
-            k.shl(one, row)
+        let left = k.variable(some);
+        k.repeat_while(|k| {
+            let mut rows: Vec<(Reg<U32>, Option<Pred>)> = Vec::new();
+            for _ in 0..ADDED {
+                let (below, others) = (k.sub(left, 1), k.not(left));
+                let lowest = k.and(below, others);
+                let row = k.count_ones(lowest);
+                match rows.first() {
+                    None => rows.push((row, None)),
+                    Some(&(first, _)) => {
+                        let exists = k.ne(left, 0);
+                        rows.push((k.select(exists, row, first), Some(exists)));
+                    }
+                }
+                let rest = k.and(left, below);
+                k.set(left, rest);
+            }
+            body(k, &rows);
+            k.ne(left, 0)
         });
     }
 
@@ -572,8 +634,8 @@ impl Adapt {
         });
     }
 
-    /// A warp's sums of its steps along k, several at a time: as much must be under way. What of A comes next is asked
-    /// for before it is needed, and the first of it before anything waits.
+    /// A warp's sums of its steps along k, several at a time: as much must be under way. The first of A is asked for
+    /// before anything waits.
     fn products(
         &self,
         k: &mut Builder,
@@ -584,27 +646,30 @@ impl Adapt {
         let (spec, turns) = (self.spec, self.spec.turns());
         let element = if spec.numbers == Output::BF16 { MatrixElement::Bf16 } else { MatrixElement::F16 };
         let last = k.sub(self.units, 1);
-        let unit = k.mul_add(self.warp, 4, place);
+        let step = STEP * spec.sharers();
+        let warp = if spec.clustered { k.mul_add(self.part, WARPS, self.warp) } else { self.warp };
+        let unit = k.mul_add(warp, 4, place);
         let unit = k.variable(unit);
-        let words: Vec<[Reg<U32>; 4]> = (0..turns as usize * a.len()).map(|_| k.registers()).collect();
-        let ask = |k: &mut Builder| {
+        let [of_a, of_x] = [a, x]
+            .map(|rows| -> Vec<[Reg<U32>; 4]> { (0..turns as usize * rows.len()).map(|_| k.registers()).collect() });
+        let ask = |k: &mut Builder, rows: &[Reg<U64>], words: &[[Reg<U32>; 4]]| {
             k.phase("load", |k| {
-                for turn in 0..turns {
-                    let unit = k.add(unit, turn * STEP);
+                for (turn, words) in words.chunks_exact(rows.len()).enumerate() {
+                    let unit = k.add(unit, turn as u32 * step);
                     let unit = k.min(unit, last);
-                    for (row, &from) in a.iter().enumerate() {
+                    for (&from, kept) in rows.iter().zip(words) {
                         let at = k.mul_wide_add(unit, 2 * UNIT as u32, from);
                         let loaded: [Reg<U32>; 4] = k.load_vector(Addr::<Global>::of(at));
-                        let kept = words[turn as usize * a.len() + row];
-                        kept.into_iter().zip(loaded).for_each(|(kept, loaded)| k.set(kept, loaded));
+                        kept.iter().zip(loaded).for_each(|(&kept, loaded)| k.set(kept, loaded));
                     }
                 }
             });
         };
         let first = k.sub(unit, place);
         let some = k.lt(first, self.units);
-        k.if_(some, |k| ask(k));
+        k.if_(some, |k| ask(k, a, &of_a));
         wait(k);
+        k.if_(some, |k| ask(k, x, &of_x));
         // All lanes of a warp go on as long as the first of four has something left.
         k.loop_while(
             |k| {
@@ -612,22 +677,12 @@ impl Adapt {
                 k.lt(first, self.units)
             },
             |k| {
-                let tokens: Vec<Vec<[Reg<U32>; 4]>> = k.phase("load", |k| {
-                    let of = |turn: u32| {
-                        let unit = k.add(unit, turn * STEP);
-                        let exists = k.lt(unit, self.units);
-                        let unit = k.min(unit, last);
-                        let load = |&from: &Reg<U64>| {
-                            let at = k.mul_wide_add(unit, 2 * UNIT as u32, from);
-                            let words: [Reg<U32>; 4] = k.load_vector(Addr::<Global>::of(at));
-                            words.map(|word| k.select(exists, word, 0))
-                        };
-                        x.iter().map(load).collect()
-                    };
-                    (0..turns).map(of).collect()
-                });
-                for (turn, tokens) in tokens.iter().enumerate() {
-                    let words = &words[turn * a.len()..][..a.len()];
+                for (turn, words) in of_a.chunks_exact(a.len()).enumerate() {
+                    let number = k.add(unit, turn as u32 * step);
+                    let exists = k.lt(number, self.units);
+                    let tokens = &of_x[turn * x.len()..][..x.len()];
+                    let tokens: Vec<[Reg<U32>; 4]> =
+                        tokens.iter().map(|words| words.map(|word| k.select(exists, word, 0))).collect();
                     for half in [0, 2] {
                         for (sixteen, rows) in words.chunks_exact(2).enumerate() {
                             let a = [rows[0][half], rows[1][half], rows[0][half + 1], rows[1][half + 1]];
@@ -638,19 +693,64 @@ impl Adapt {
                         }
                     }
                 }
-                let next = k.add(unit, turns * STEP);
+                let next = k.add(unit, turns * step);
                 k.set(unit, next);
                 let first = k.sub(unit, place);
                 let more = k.lt(first, self.units);
-                k.if_(more, |k| ask(k));
+                k.if_(more, |k| {
+                    ask(k, a, &of_a);
+                    ask(k, x, &of_x);
+                });
             },
         );
     }
 
-    /// Adds up what the warps have, a thread per rank and row.
+    /// Adds up what the warps have, a thread per rank and row, and in a cluster what the blocks have of that.
     fn add_warps(&self, k: &mut Builder, rows: &Rows, room: SharedRegion) {
+        let each = 4 * self.spec.rank * self.spec.together;
+        let t = k.shared_address(self.t);
+        let own = |k: &mut Builder, index| {
+            let sums = k.shared_address(room);
+            let at = Addr::<Shared>::of(k.mul_add(index, 4, sums));
+            let parts: Vec<Reg<F32>> = (0..WARPS).map(|warp| k.load(at.plus((warp * each).cast_signed()))).collect();
+            parts[1..].iter().fold(parts[0], |sum, &part| k.add(sum, part))
+        };
+        let leave = |k: &mut Builder, (index, row), total| {
+            let value = self.with_terms(k, row, total);
+            let at = Addr::<Shared>::of(k.mul_add(index, 4, t));
+            k.store(at, value);
+        };
+        let Some(share) = self.share else {
+            return self.each_sum(k, rows, |k, (index, row)| {
+                let total = own(k, index);
+                leave(k, (index, row), total);
+            });
+        };
+        let share = k.shared_address(share);
+        self.each_sum(k, rows, |k, (index, _)| {
+            let total = own(k, index);
+            let at = Addr::<Shared>::of(k.mul_add(index, 4, share));
+            k.store(at, total);
+        });
+        k.cluster_arrive(Semantics::Ordered, true);
+        k.cluster_wait(true);
+        self.each_sum(k, rows, |k, (index, row)| {
+            let at = k.mul_add(index, 4, share);
+            let parts: Vec<Reg<F32>> = (0..self.spec.parts)
+                .map(|part| {
+                    let at = k.map_shared(at, part);
+                    k.load(Addr::<Cluster>::of(at))
+                })
+                .collect();
+            let total = parts[1..].iter().fold(parts[0], |sum, &part| k.add(sum, part));
+            leave(k, (index, row), total);
+        });
+        k.cluster_arrive(Semantics::Ordered, true);
+    }
+
+    /// `body` for each sum of a row that has an adapter, a thread per rank and row: its place and its row.
+    fn each_sum(&self, k: &mut Builder, rows: &Rows, mut body: impl FnMut(&mut Builder, (Reg<U32>, Reg<U32>))) {
         let (rank, together) = (self.spec.rank, self.spec.together);
-        let (sums, t) = (k.shared_address(room), k.shared_address(self.t));
         for first in (0..rank * together).step_by(THREADS as usize) {
             let index = k.add(self.thread, first);
             let inside = k.lt(index, rank * together);
@@ -659,15 +759,7 @@ impl Adapt {
             let bit = k.and(bit, 1);
             let adapted = k.ne(bit, 0);
             let adds = k.both(inside, adapted);
-            k.if_(adds, |k| {
-                let at = Addr::<Shared>::of(k.mul_add(index, 4, sums));
-                let parts: Vec<Reg<F32>> =
-                    (0..WARPS).map(|warp| k.load(at.plus((4 * warp * rank * together).cast_signed()))).collect();
-                let total = parts[1..].iter().fold(parts[0], |sum, &part| k.add(sum, part));
-                let value = self.with_terms(k, row, total);
-                let at = Addr::<Shared>::of(k.mul_add(index, 4, t));
-                k.store(at, value);
-            });
+            k.if_(adds, |k| body(k, (index, row)));
         }
     }
 
@@ -731,9 +823,26 @@ impl Adapt {
         k.sync_threads();
     }
 
-    /// Units of four columns.
-    fn column_units(&self, k: &mut Builder) -> Reg<U32> {
-        k.shr(self.columns, COLUMNS.trailing_zeros())
+    /// The block's units of four columns: the first, and the end. Parts are whole sectors of B.
+    fn column_units(&self, k: &mut Builder) -> [Reg<U32>; 2] {
+        let units = k.shr(self.columns, COLUMNS.trailing_zeros());
+        if self.spec.parts == 1 {
+            return [k.variable(0), units];
+        }
+        let each = k.add(units, 4 * self.spec.parts - 1);
+        let each = k.div(each, 4 * self.spec.parts);
+        let each = k.mul(each, 4);
+        let first = k.mul(self.part, each);
+        let end = k.add(first, each);
+        [first, k.min(end, units)]
+    }
+
+    /// The unit that a thread has of its block's first, or the last there is.
+    fn first_unit(&self, k: &mut Builder) -> Reg<U32> {
+        let [first, _] = self.column_units(k);
+        let (unit, units) = (k.add(first, self.thread), k.shr(self.columns, COLUMNS.trailing_zeros()));
+        let last = k.sub(units, 1);
+        k.min(unit, last)
     }
 
     /// B of some ranks, from one on, in a thread's columns.
@@ -754,39 +863,34 @@ impl Adapt {
 
     /// All of B that a thread needs for its first columns.
     fn early(&self, k: &mut Builder, rows: &Rows) -> Vec<Vec<Reg<U32>>> {
-        let (unit, units) = (k.mul_add(self.part, THREADS, self.thread), self.column_units(k));
-        let last = k.sub(units, 1);
-        let (unit, key, first) = (k.min(unit, last), k.broadcast(rows.key), k.variable(0));
+        let (unit, key, first) = (self.first_unit(k), k.broadcast(rows.key), k.variable(0));
         self.columns_of_b(k, key, unit, first)
     }
 
     /// What a thread's first columns of a block's only row are added to.
-    fn first_columns(&self, k: &mut Builder) -> Vec<Reg<U32>> {
-        let (unit, units) = (k.mul_add(self.part, THREADS, self.thread), self.column_units(k));
-        let last = k.sub(units, 1);
-        let (unit, zero) = (k.min(unit, last), k.variable(0));
-        let at = self.place(k, zero, unit);
-        k.phase("load", |k| load(k, 4 * COLUMNS, at))
+    fn first_columns(&self, k: &mut Builder) -> Option<Vec<Reg<U32>>> {
+        let ([first, end], zero) = (self.column_units(k), k.variable(0));
+        let unit = k.add(first, self.thread);
+        let inside = k.lt(unit, end);
+        self.before(k, [zero, unit], inside)
     }
 
     /// What is added: B·t, four neighbouring columns per thread.
     fn expand(&self, k: &mut Builder, rows: &Rows, early: Option<Vec<Vec<Reg<U32>>>>, before: Option<Vec<Reg<U32>>>) {
-        let units = self.column_units(k);
-        let first = k.mul(self.part, THREADS);
+        let [first, end] = self.column_units(k);
         let (start, unit) = (k.variable(first), k.add(first, self.thread));
-        let (unit, parts) = (k.variable(unit), k.special(SpecialRegister::NctaidZ));
-        let step = k.mul(parts, THREADS);
+        let unit = k.variable(unit);
         let advance = |k: &mut Builder| {
             for place in [unit, start] {
-                let next = k.add(place, step);
+                let next = k.add(place, THREADS);
                 k.set(place, next);
             }
         };
         if let Some(words) = early {
-            let inside = k.lt(unit, units);
+            let inside = k.lt(unit, end);
             k.if_(inside, |k| {
-                let deltas: Vec<Reg<F32>> = (0..COLUMNS).map(|_| k.variable(0.0)).collect();
                 let zero = k.variable(0);
+                let deltas = self.zeros(k);
                 self.add_row(k, [zero, zero], &words, &deltas);
                 self.leave(k, [zero, unit], &deltas, before);
             });
@@ -794,32 +898,48 @@ impl Adapt {
         }
         // A thread without columns goes with its block, whose warps look for their rows' pairs together.
         k.loop_while(
-            |k| k.lt(start, units),
+            |k| k.lt(start, end),
             |k| {
-                self.expand_columns(k, rows, unit, units);
+                self.expand_columns(k, rows, unit, end);
                 advance(k);
             },
         );
     }
 
-    fn expand_columns(&self, k: &mut Builder, rows: &Rows, unit: Reg<U32>, units: Reg<U32>) {
-        let (spec, last) = (self.spec, k.sub(units, 1));
-        let (place, inside) = (k.min(unit, last), k.lt(unit, units));
+    fn zeros(&self, k: &mut Builder) -> Vec<Reg<F32>> {
+        (0..COLUMNS).map(|_| k.variable(0.0)).collect()
+    }
+
+    fn expand_columns(&self, k: &mut Builder, rows: &Rows, unit: Reg<U32>, end: Reg<U32>) {
+        let (spec, last) = (self.spec, k.sub(end, 1));
+        let (place, inside) = (k.min(unit, last), k.lt(unit, end));
         self.each_key(k, rows, |k, key, same| {
             // What all rows of a pair multiply with, if it goes into registers.
             let zero = k.variable(0);
             let all = (spec.rank == spec.ranks()).then(|| self.columns_of_b(k, key, place, zero));
-            self.each_row(k, same, |k, row| {
-                let deltas: Vec<Reg<F32>> = (0..COLUMNS).map(|_| k.variable(0.0)).collect();
+            self.each_row(k, same, |k, rows| {
+                // What all of them are added to is under way together.
+                let rows: Vec<_> = rows
+                    .iter()
+                    .map(|&(row, exists)| (row, exists.map_or(inside, |exists| k.both(inside, exists))))
+                    .collect();
+                let before: Vec<_> = rows.iter().map(|&(row, exists)| self.before(k, [row, unit], exists)).collect();
+                let deltas: Vec<_> = rows.iter().map(|_| self.zeros(k)).collect();
+                let add = |k: &mut Builder, first: Reg<U32>, words: &[Vec<Reg<U32>>]| {
+                    let each = rows.iter().zip(&deltas);
+                    each.for_each(|(&(row, _), deltas)| self.add_row(k, [row, first], words, deltas));
+                };
                 match &all {
-                    Some(words) => self.add_row(k, [row, zero], words, &deltas),
+                    Some(words) => add(k, zero, words),
                     None => k.repeat(spec.rank / spec.ranks(), |k, turn| {
                         let first = k.mul(turn, spec.ranks());
                         let words = self.columns_of_b(k, key, place, first);
-                        self.add_row(k, [row, first], &words, &deltas);
+                        add(k, first, &words);
                     }),
                 }
-                k.if_(inside, |k| self.leave(k, [row, unit], &deltas, None));
+                for ((&(row, exists), deltas), before) in rows.iter().zip(&deltas).zip(before) {
+                    k.if_(exists, |k| self.leave(k, [row, unit], deltas, before));
+                }
             });
         });
     }
@@ -848,15 +968,22 @@ impl Adapt {
         Addr::of(k.mul_wide_add(unit, 4 * COLUMNS, at))
     }
 
-    /// Leaves what is added to a thread's columns of a row, or adds it to what is there, if that is not known yet.
+    /// What a thread's columns of a row are added to, if they are and the thread has such: others are being written.
+    fn before(&self, k: &mut Builder, [row, unit]: [Reg<U32>; 2], exists: Pred) -> Option<Vec<Reg<U32>>> {
+        if self.spec.first {
+            return None;
+        }
+        let at = self.place(k, row, unit);
+        Some(k.phase("load", |k| k.when(exists, |k| load(k, 4 * COLUMNS, at))))
+    }
+
+    /// Leaves what is added to a thread's columns of a row, or adds it to what was there.
     fn leave(&self, k: &mut Builder, [row, unit]: [Reg<U32>; 2], deltas: &[Reg<F32>], before: Option<Vec<Reg<U32>>>) {
         let at = self.place(k, row, unit);
-        if self.spec.first {
-            return k.phase("store", |k| store(k, Output::F32, at, deltas));
-        }
-        let before = before.unwrap_or_else(|| k.phase("load", |k| load(k, 4 * COLUMNS, at)));
-        let pairs = before.iter().zip(deltas);
-        let sums: Vec<Reg<F32>> = pairs.map(|(before, &delta)| k.add(before.cast::<F32>(), delta)).collect();
+        let sums: Vec<Reg<F32>> = match before {
+            None => deltas.to_vec(),
+            Some(before) => before.iter().zip(deltas).map(|(before, &delta)| k.add(before.cast(), delta)).collect(),
+        };
         k.phase("store", |k| store(k, Output::F32, at, &sums));
     }
 }

@@ -8,8 +8,8 @@
 //! sixteen to the last, whatever the tile; a row's sums know nothing of other rows; factors, biases, gate and rounding
 //! are the same instructions in every kernel; routing and combination go by tokens. What does depend on how many tokens
 //! there are is whether warps that share the columns of a tile share out k among themselves, and add up their sums in
-//! the end. In a layer that is [`LayerShape::invariant`] they never do, and then a token's bits depend on that token
-//! and the weights only.
+//! the end, and whether blocks that multiply with an adapter's A do. In a layer that is [`LayerShape::invariant`] they
+//! never do, and then a token's bits depend on that token and the weights only.
 
 use op::{Output, Precision};
 use ptx::Feature;
@@ -590,7 +590,11 @@ impl Maker<'_> {
         };
         let first = half == Half::GateUp;
         let factored = first && shape.on_input;
-        let spec = AdaptSpec { x: float, first, factored, numbers, matrices, rank, together: 1 }.together(self.entries);
+        let (together, slots, parts, clustered) = (1, 1, 1, false);
+        let spec = AdaptSpec { x: float, first, factored, numbers, matrices, rank, together, slots, parts, clustered };
+        // What a token's bits are must not depend on how many there are.
+        let shares = self.kernels.family.target().has(Feature::Clusters) && !shape.invariant;
+        let spec = spec.placed([self.entries, k, columns], shares);
         let number = half as usize;
         let mut arguments =
             [x, adapters.a[number], adapters.b[number], adapters.scalings].map(Argument::Pointer).to_vec();
@@ -602,7 +606,7 @@ impl Maker<'_> {
         arguments.extend([self.entries, shape.experts, count].map(Argument::U32));
         arguments.push(Argument::Pointer(if first { between.deltas } else { between.partial }));
         arguments.extend([k / 8, columns].map(Argument::U32));
-        Some(self.around(spec, spec.grid(self.entries, columns), arguments))
+        Some(self.around(spec, spec.grid(self.entries), arguments))
     }
 
     /// What lies between the products as the tensor cores take it, where that is not how the first one leaves it.

@@ -351,9 +351,10 @@ fn the_kernels_of_a_layer_with_adapters_assemble_alike() {
     for (numbers, rank) in [(Output::BF16, 16), (Output::BF16, 64), (Output::F32, 16), (Output::F16, 24)] {
         let x = if numbers == Output::F16 { Float::F16 } else { Float::BF16 };
         for (rows, first) in [(8, true), (8, false), (4096, true), (4096, false)] {
-            let matrices = if first { 2 } else { 1 };
-            let spec = AdaptSpec { x, first, factored: first, numbers, matrices, rank, together: 1 }.together(rows);
-            all.push(For { spec, target }.into());
+            let (matrices, size, factored) = (if first { 2 } else { 1 }, [rows, 7168, 2048], first);
+            let (together, slots, parts, clustered) = (1, 1, 1, false);
+            let spec = AdaptSpec { x, first, factored, numbers, matrices, rank, together, slots, parts, clustered };
+            all.extend([true, false].map(|may| KernelSpec::from(For { spec: spec.placed(size, may), target })));
         }
     }
     assert_assemble(all, &CHIPS);
