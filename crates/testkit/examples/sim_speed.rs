@@ -7,6 +7,9 @@
 //! times, and whether they found the same. `--outcomes` prints what the digests are of, a line each, for a look at what
 //! differs.
 
+#[path = "../../sim/tests/it/kernels.rs"]
+mod kernels;
+
 #[path = "../../sim/tests/problems/mod.rs"]
 mod problems;
 

@@ -1,7 +1,7 @@
 //! Two blocks of a cluster exchange sums: multicast, remote stores that signal, bulk and tensor stores.
 
 #[path = "../../../ptx/tests/it/kernels/cluster.rs"]
-mod kernel;
+pub mod kernel;
 
 use ptx::descriptor::Swizzle;
 use ptx::instr::Memory;

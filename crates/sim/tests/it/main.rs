@@ -4,6 +4,7 @@ mod block_scaled;
 mod cluster;
 mod collectives;
 mod generic;
+mod kernels;
 mod multiply;
 mod museum;
 mod mutations;

@@ -1,16 +1,12 @@
 //! However broken a kernel is, the simulator answers with a fault or a result, and comes to an end.
 
-#[path = "../../../ptx/tests/it/kernels/block_scaled.rs"]
-mod block_scaled;
-#[path = "../../../ptx/tests/it/kernels/cluster.rs"]
-mod cluster;
-#[path = "../../../ptx/tests/it/kernels/multiply.rs"]
-mod multiply;
-
 use fastrand::Rng;
 use ptx::instr::{Control, Guard};
 use ptx::{Kernel, Op, Operand, ParamType, RegId};
 use sim::{Arg, Gpu, Invocation, Limits, Schedule};
+
+use crate::cluster::kernel as cluster;
+use crate::kernels::{block_scaled, multiply};
 
 /// Does to a kernel what no author would: instructions dropped, doubled, swapped, their guards and literals changed.
 fn scramble(kernel: &Kernel, rng: &mut Rng) -> Kernel {

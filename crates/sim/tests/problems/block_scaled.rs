@@ -1,13 +1,12 @@
 //! A block-scaled FP4 tile on Blackwell's tensor cores: inputs so small that every sum is exact.
 
-#[path = "../../../ptx/tests/it/kernels/block_scaled.rs"]
-mod tile;
-
 use ptx::descriptor::Swizzle;
 use ptx::instr::Tcgen05;
 use ptx::tensor_map::{Element, TensorMap};
 use ptx::{Instr, Kernel, Op};
 use sim::{Buffer, Gpu, Invocation, Limits, Rules};
+
+use crate::kernels::block_scaled as tile;
 
 const DEPTH: usize = 256;
 

@@ -1,13 +1,12 @@
 //! The GEMM that tests and the example `sim_speed` run: D = A·Bᵀ with inputs so small that every sum is exact.
 
-#[path = "../../../ptx/tests/it/kernels/multiply.rs"]
-mod kernel;
-
 use half::f16;
 use ptx::Kernel;
 use ptx::descriptor::Swizzle;
 use ptx::tensor_map::{Element, TensorMap};
 use sim::{Arg, Buffer, Gpu, Invocation, Limits, Rules};
+
+use crate::kernels::multiply as kernel;
 
 /// A problem of M×N×K, its inputs small integers so that every sum is exact.
 pub struct Problem {
