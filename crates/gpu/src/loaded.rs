@@ -18,7 +18,7 @@ use op::{Adapters, Choose, Error, Gate, Intermediate, Output, Result};
 use crate::away::AwayExperts;
 use crate::device::{Device, Readers};
 use crate::driver::{DeviceMemory, Stream, graveyard};
-use crate::experts::adapt::{AdaptedShape, AdapterPlaces, PackedAdapters};
+use crate::experts::adapters::{AdaptedShape, AdapterPlaces, PackedAdapters};
 use crate::experts::call::{Choice, Exchange, LayerCall, LayerWeights};
 use crate::experts::kernels::LayerKernels;
 use crate::experts::layer::{self, LayerLaunches, LayerSite};

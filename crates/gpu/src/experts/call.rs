@@ -4,7 +4,7 @@
 use op::Output;
 
 use super::ALIGNMENT;
-use super::adapt::AdapterPlaces;
+use super::adapters::AdapterPlaces;
 use super::lots::Lots;
 use super::route::RouteSpec;
 use super::shape::LayerShape;

@@ -14,7 +14,8 @@
 use op::{Output, Precision};
 use ptx::Feature;
 
-use super::adapt::{AdaptSpec, AdaptedShape};
+use super::adapt::AdaptSpec;
+use super::adapters::AdaptedShape;
 use super::between::{BetweenSpec, Form};
 use super::call::{Brought, Choice, Exchange, LayerCall, LayerWeights, Placement};
 use super::combine::CombineSpec;

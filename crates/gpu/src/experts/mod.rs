@@ -5,12 +5,13 @@
 //! `layer` has its launches. `route` chooses experts from logits, `sort` brings tokens into the order of their experts,
 //! the products are the family's with the layout that `sort` leaves, `between` makes what the first one leaves what the
 //! second one takes, where experts differ in that, and `combine` adds up what a token's experts made of it. `share`
-//! weighs an expert that computes every token, where it has a gate of its own. `adapt` adds what low-rank adapters do
+//! weighs an expert that computes every token, where it has a gate of its own. `adapt` adds what low-rank `adapters` do
 //! to both products. Where some experts are not in the device's memory, `place` tells theirs from the others' entries,
 //! `send` brings their tokens to the host, and [`crate::away`] has it compute them meanwhile; or, with many rows,
 //! `fetch` brings their weights to the device, `lots` by lots, in the `order` that keeps them from being overwritten.
 
 pub mod adapt;
+pub mod adapters;
 pub mod between;
 pub mod call;
 pub mod combine;

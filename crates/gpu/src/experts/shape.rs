@@ -6,7 +6,7 @@ use op::{
     SharedWeights, Whole,
 };
 
-use super::adapt::AdaptedShape;
+use super::adapters::AdaptedShape;
 use super::between::{self, Form};
 use super::route;
 use crate::family::Family;

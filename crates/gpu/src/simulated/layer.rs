@@ -16,7 +16,7 @@ use sim::{Gpu, Rules, Schedule};
 
 use super::{MULTIPROCESSORS, NAME, Simulated, simulated_launches};
 use crate::away::{check_resident, experts_by_number, numbers_of, slots_for, table_of};
-use crate::experts::adapt::PackedAdapters;
+use crate::experts::adapters::PackedAdapters;
 use crate::experts::call::{Brought, Choice, Exchange, LayerCall, LayerWeights, Placement};
 use crate::experts::kernels::LayerKernels;
 use crate::experts::layer::{self, LayerSite};

@@ -3,7 +3,8 @@
 use format::Scaling;
 use gpu::expand::{self, Float, MOST_SEGMENTS, TokenForm};
 use gpu::experts::For;
-use gpu::experts::adapt::{AdaptSpec, AdaptedShape};
+use gpu::experts::adapt::AdaptSpec;
+use gpu::experts::adapters::AdaptedShape;
 use gpu::experts::between::{BetweenSpec, Form};
 use gpu::experts::combine::CombineSpec;
 use gpu::experts::place::PlaceSpec;
