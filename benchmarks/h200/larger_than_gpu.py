@@ -6,10 +6,12 @@
 Sizes are those of the models, weights are random, and there are as many layers as `NAME:LAYERS` says. For every part of
 the experts that the GPU is to hold, a process of its own loads the model with that budget and generates: seconds to the
 first token of prompts (where who waits spins, and where it sleeps), tokens per second after them, and memory of GPU and
-host. What `hammerhead.budget` predicts is made before each part is measured; only what the program takes around the
+host. What `hammerhead.budget` predicts knows nothing of what is measured; only what the program takes around the
 experts is taken from the first part, with which the GPU should hold all. Where it holds some, it holds a part of every
 layer's in one row, and the first layers' in the next (`whole_layers`); where it does not hold all, one more row is with
-weights that are brought over for long prompts (`stream`).
+weights that are brought over for long prompts (`stream`). With `--uneven` routers prefer some experts. Then there is a
+row in which the hottest are moved to the GPU after one prompt, and predictions of it, and of rows without experts on
+the GPU, have the counts of that run.
 
 Steps are timed twice: as transformers queues them, and replayed (`hammerhead.transformers.replay_steps`). Before, the
 logits of six steps are compared with those of the same cache without graphs, and twelve tokens of `generate` with those
@@ -53,16 +55,19 @@ SIZES = {
 }
 MOE = dict(num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, head_dim=128)
 READ = 8 << 30
+# Prompts that are not counted: Python and torch's allocator take some ten to get as fast as they stay.
+WARM = 10
 GREEDY = dict(max_new_tokens=12, do_sample=False)
-WAYS = {"": {}, "whole layers": {"whole_layers": True}, "streamed": {"stream": True}}
+WAYS = {"": {}, "whole layers": {"whole_layers": True}, "streamed": {"stream": True}, "hottest": {}}
 
 
 def sizes_of(name):
     return {**COMMON, **MOE, **SIZES[name]}
 
 
-def write(name, layers, folder):
-    """A checkpoint in ModelOpt's layout, a file per layer. Weights are pieces of one pool of random bytes."""
+def write(name, layers, folder, uneven=0.0):
+    """A checkpoint in ModelOpt's layout, a file per layer. Weights are pieces of one pool of random bytes. A router's
+    rows are so many powers of two apart, from the first expert's to the last one's: the larger a row, the more often it is chosen."""
     config = transformers.Qwen3MoeConfig(**sizes_of(name), num_hidden_layers=layers, architectures=["Qwen3MoeForCausalLM"])
     settings = {**config.to_dict(), "dtype": "bfloat16", "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
     (folder / "config.json").write_text(json.dumps(settings))
@@ -101,16 +106,19 @@ def write(name, layers, folder):
                 linear(tensors, stem, *shape)
             elif len(shape) < 3:
                 tensors[full] = torch.randn(shape, dtype=torch.bfloat16) * 0.02 if len(shape) > 1 else torch.ones(shape, dtype=torch.bfloat16)
+                if full.endswith(".mlp.gate.weight"):
+                    tensors[full] *= torch.logspace(-uneven / 2, uneven / 2, shape[0], base=2)[:, None].bfloat16()
         keep(part, tensors)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
 
 
-def ways_of(part):
+def ways_of(part, uneven):
     """How a part of the experts may be on the GPU."""
-    return ["", *(["whole layers"] if 0 < part < 1 else []), *(["streamed"] if part < 1 else [])]
+    some = ["whole layers", *(["hottest"] if uneven else [])]
+    return ["", *(some if 0 < part < 1 else []), *(["streamed"] if part < 1 else [])]
 
 
-def generate(folder, gpu_budget, way, prompts, tokens):
+def generate(folder, gpu_budget, way, prompts, tokens, compiled):
     """Loads a model with a budget and generates: what came of it."""
     # torch 2.11 plans cuDNN's attention anew for every number of tokens before, 16 ms each.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -134,32 +142,44 @@ def generate(folder, gpu_budget, way, prompts, tokens):
         "asleep": {},
     }
     with torch.inference_mode():
+        if way == "hottest":
+            model(torch.randint(0, COMMON["vocab_size"], (1, max(prompts)), device="cuda"), logits_to_keep=1)
+            found["moved"] = hammerhead.transformers.place_hottest(model)
         for prompt in prompts:
-            text, taken = torch.randint(0, COMMON["vocab_size"], (1, prompt), device="cuda"), []
-            # The first is not counted. Who waits for the GPU spins, or sleeps and leaves its core to the experts.
-            for way in (None, torch.cuda.Event(), torch.cuda.Event(blocking=True)):
-                begun = time.perf_counter()
-                token = model(text, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
-                if way is not None:
-                    way.record()
-                    way.synchronize()
-                token.item()
-                taken.append(time.perf_counter() - begun)
-            found["first token seconds"][prompt], found["asleep"][prompt] = taken[-2:]
+            text = torch.randint(0, COMMON["vocab_size"], (1, prompt), device="cuda")
+            for _ in range(WARM):
+                first_token(model, text, torch.cuda.Event())
+            # Who waits for the GPU spins, or sleeps and leaves its core to the experts.
+            for name, blocking in (("first token seconds", False), ("asleep", True)):
+                found[name][prompt] = statistics.median(first_token(model, text, torch.cuda.Event(blocking=blocking)) for _ in range(3))
         text = text[:, : min(prompts)]
         # Tokens at random: what a model with random weights says to itself soon asks for the same experts again.
         said = torch.randint(0, COMMON["vocab_size"], (tokens, 1, 1), device="cuda")
         found["queued step seconds"], _ = steps(model, text, transformers.DynamicCache(), said)
         length = text.shape[1] + tokens
         _, expected = steps(model, text, transformers.StaticCache(config=model.config, max_cache_len=length), said[:6])
-        said_so = model.generate(text, attention_mask=torch.ones_like(text), cache_implementation="static", disable_compile=True, **GREEDY)
-        hammerhead.transformers.replay_steps(model)
+        said_so = None if compiled else model.generate(text, attention_mask=torch.ones_like(text), cache_implementation="static", disable_compile=True, **GREEDY)
+        hammerhead.transformers.replay_steps(model, compile=compiled)
         replayed = model.generate(text, attention_mask=torch.ones_like(text), **GREEDY)
         found["step seconds"], logits = steps(model, text, transformers.StaticCache(config=model.config, max_cache_len=length), said)
-    assert torch.equal(said_so, replayed), "generate says something else with replayed steps"
+    found["heat"] = hammerhead.transformers.heat(model)
     assert torch.isfinite(logits).all(), "a result is not finite"
+    if compiled:
+        found["apart"] = ((logits[:6] - expected).norm() / expected.norm()).item()
+        return {**found, "tokens/s": 1 / found["step seconds"]}
+    assert torch.equal(said_so, replayed), "generate says something else with replayed steps"
     assert torch.equal(logits[:6], expected), "replayed steps differ from those that were queued"
     return {**found, "tokens/s": 1 / found["step seconds"]}
+
+
+def first_token(model, text, event):
+    """Seconds until a prompt's first token is known, which an event is waited for."""
+    begun = time.perf_counter()
+    token = model(text, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
+    event.record()
+    event.synchronize()
+    token.item()
+    return time.perf_counter() - begun
 
 
 def steps(model, text, cache, said):
@@ -208,7 +228,7 @@ def compare(name, layers, options, record, save):
         save()
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(made)
-        apart(write, name, layers, folder)
+        apart(write, name, layers, folder, options.uneven)
         model = budget.Model.from_checkpoint(folder)
         machine, reads = apart(budget.measure_machine, model), apart(host_bandwidth)
         whole = model.layers * model.experts * model.expert_bytes
@@ -221,12 +241,15 @@ def compare(name, layers, options, record, save):
         first = " ".join(f"{f'{prompt} tokens ms':>13} {'asleep':>7} {'predicted':>9}" for prompt in prompts)
         print(f"{'on GPU':>7} {first} {'queued ms':>9} {'step ms':>8} {'predicted':>9} {'tokens/s':>9} {'GPU GB':>7} {'host GB':>8} {'load s':>7}", flush=True)
         rows = []
-        for part, way in [(part, way) for part in parts for way in ways_of(part)]:
+        for part, way in [(part, way) for part in parts for way in ways_of(part, options.uneven)]:
             # An expert takes a little more when it is packed for a GPU.
             gpu_budget = model.beside_bytes + int(whole * part * 1.01)
+            found = apart(generate, folder, gpu_budget, way, prompts, options.tokens, options.compile)
             placed = {"whole_layers": way == "whole layers"}
+            # Counts say how many hits there are where the hottest experts are on the GPU, or none.
+            if options.uneven and (way == "hottest" or not part):
+                placed["heat"] = budget.heat_of(model, found["heat"])
             expected = budget.predict(model, machine, gpu_budget, **placed)
-            found = apart(generate, folder, gpu_budget, way, prompts, options.tokens)
             if not rows:
                 machine = replace(machine, rest=max(0.0, found["step seconds"] - expected.seconds) / model.layers)
                 expected = budget.predict(model, machine, gpu_budget)
@@ -235,7 +258,8 @@ def compare(name, layers, options, record, save):
             first = " ".join(f"{found['first token seconds'][n] * 1e3:13.1f} {found['asleep'][n] * 1e3:7.1f} {said[n] * 1e3:9.1f}" for n in prompts)
             print(
                 f"{found['resident']:7.0%} {first} {found['queued step seconds'] * 1e3:9.2f} {found['step seconds'] * 1e3:8.2f} {expected.seconds * 1e3:9.2f} "
-                f"{found['tokens/s']:9.1f} {found['GPU bytes'] / 1e9:7.1f} {found['host bytes'] / 1e9:8.1f} {found['load seconds']:7.1f}  {way}",
+                f"{found['tokens/s']:9.1f} {found['GPU bytes'] / 1e9:7.1f} {found['host bytes'] / 1e9:8.1f} {found['load seconds']:7.1f}  {way} "
+                f"{found.get('moved', '')}",
                 flush=True,
             )
             speeds = {place: vars(getattr(machine, place)) for place in ("host", "gpu")} | {"away": machine.away, "rest": machine.rest}
@@ -268,6 +292,8 @@ def main():
     parser.add_argument("--parts", default="1,0.75,0.5,0.25,0")
     parser.add_argument("--prompts", default="128,512")
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--compile", action="store_true", help="torch compiles the norms and routers of replayed steps")
+    parser.add_argument("--uneven", type=float, default=0.0, help="powers of two between the least and the largest row of a router; the hottest experts are placed, too")
     parser.add_argument("--folder", help="where checkpoints are written for the while")
     parser.add_argument("--llama-bench", type=os.path.abspath, help="llama.cpp's program, to time it as well")
     parser.add_argument("--types", default="nvfp4,mxfp4", help="of ggml's matrices: nvfp4, mxfp4, q4_0")

@@ -3,6 +3,7 @@ held against the same models with weights expanded."""
 
 import contextlib
 import copy
+import functools
 import json
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import hammerhead.transformers  # noqa: E402
 from hammerhead import budget  # noqa: E402
 from hammerhead.transformers import Fp8Linear, NvFp4Experts, NvFp4Linear, NvFp4Mlp  # noqa: E402
 from hammerhead.transformers.__main__ import main  # noqa: E402
+from hammerhead.transformers._parts import Parts  # noqa: E402
 
 TOKENS = torch.tensor([[3, 14, 15, 9, 2, 6, 53, 58]])
 
@@ -416,6 +418,17 @@ def test_replayed_steps_are_those_that_were_queued(name):
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(replayed.logits, queued.logits, strict=True))
 
 
+@pytest.mark.skipif(not GPU, reason="no GPU that this package can use")
+def test_compiled_steps_differ_by_rounding():
+    model = transformers.AutoModelForCausalLM.from_pretrained(DATA / "modelopt_qwen3_moe", dtype=torch.bfloat16, device_map="cuda")
+    asked = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    queued = model.generate(TOKENS.cuda(), **asked, cache_implementation="static", disable_compile=True)
+    hammerhead.transformers.replay_steps(model, compile=True)
+    replayed = model.generate(TOKENS.cuda(), **asked)
+    for ours, theirs in zip(replayed.logits, queued.logits, strict=True):
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()
+
+
 class Recorded:
     """A graph as torch's are: what was called while it was recorded is called again on the same tensors."""
 
@@ -449,18 +462,21 @@ def recorded_by_calling(monkeypatch):
 
     monkeypatch.setattr(steps, "_shape", lambda value: (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else plain(value))
     monkeypatch.setattr(steps.Step, "record", recorded)
+    monkeypatch.setattr(Recorded, "calls", [])
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(steps, "_is_on_gpu", lambda model: True)
 
 
-def test_steps_are_recorded_once_per_cache_and_replayed(monkeypatch):
+@pytest.mark.parametrize("compile", [False, True])
+def test_steps_are_recorded_once_per_cache_and_replayed(monkeypatch, compile):
     model = loaded(DATA / "modelopt_qwen3_moe")
     asked = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(TOKENS)}
     queued = model.generate(TOKENS, **asked, cache_implementation="static")
     recorded_by_calling(monkeypatch)
-    hammerhead.transformers.replay_steps(model)
+    monkeypatch.setattr(hammerhead.transformers._steps, "Parts", functools.partial(Parts, backend="eager"))
+    hammerhead.transformers.replay_steps(model, compile=compile)
     for graphs in (1, 2):
         assert torch.equal(model.generate(TOKENS, **asked), queued)
         # Of twelve tokens the prompt gives one, and the first step is queued.
@@ -537,6 +553,31 @@ def test_experts_of_a_model_are_placed_by_what_was_asked_for(monkeypatch):
     again = loaded(DATA / "modelopt_qwen3_moe")
     layers = divided(again)
     assert hammerhead.transformers.place_hottest(again, heat=heat) == len(layers) and all(layer.resident == [1] for layer in layers)
+
+
+def test_norms_and_routers_are_compiled_and_nothing_else():
+    model = loaded(DATA / "modelopt_qwen3_moe")
+    hooked = model.model.norm
+    hooked.forward = hooked.forward
+    seen = []
+
+    def watched(graph, inputs):
+        seen.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    parts = Parts(model, backend=watched, fullgraph=True)
+    assert {type(module).__name__ for module, _ in parts.compiled} == {"Qwen3MoeRMSNorm", "Qwen3MoeTopKRouter", "Qwen3MoeRotaryEmbedding"}
+    assert hooked not in [module for module, _ in parts.compiled]
+    with torch.no_grad():
+        expected = model(TOKENS).logits
+        assert not seen
+        with parts.in_use():
+            assert torch.equal(model(TOKENS).logits, expected)
+        assert 0 < len(seen) < len(parts.compiled), "modules of a class share what is compiled"
+        compiled = len(seen)
+        model(TOKENS[:, :3])
+    assert len(seen) == compiled, "other calls are as they were"
 
 
 def test_a_processors_steps_are_not_replayed():

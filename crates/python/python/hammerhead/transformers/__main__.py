@@ -87,6 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--heat", metavar="FILE", help="how often experts were asked for: they are placed by it at first if it is there, and it is written at last")
     parser.add_argument("--predict", action="store_true", help="measure layers on this machine first, and print beside the result what they predict")
     parser.add_argument("--replay", action="store_true", help="replay CUDA graphs for single tokens, on a GPU, instead of queueing them from Python")
+    parser.add_argument("--compile", action="store_true", help="have torch compile the norms and routers of replayed steps: faster, and rounded differently")
     parser.add_argument("--precision", default="exact", choices=["exact", "fp8"], help="of gated MLPs and experts: fp8 changes results, and needs a Hopper GPU")
     options = parser.parse_args(arguments)
     local = Path(options.model).exists()
@@ -104,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.heat and Path(options.heat).exists():
             place_hottest(model, heat=budget.read_heat(Path(options.heat)))
         if options.replay:
-            replay_steps(model)
+            replay_steps(model, compile=options.compile)
     except (OSError, ValueError) as error:
         sys.exit(f"{options.model}: {error}" if local else f"{options.model}: no such folder; as a name on the hub: {error}")
     loaded = time.perf_counter() - begun
@@ -143,7 +144,10 @@ def above_zero(text: str) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what is about experts in two places where no budget puts any into two."""
+    """Refuses what is about experts in two places where no budget puts any into two, and what is about steps that are
+    not replayed."""
+    if options.compile and not options.replay:
+        raise ValueError("--compile: it is for steps that are replayed; give --replay, too")
     for name in ("place_every", "heat", "predict"):
         if getattr(options, name) and options.gpu_budget is None:
             raise ValueError(f"--{name.replace('_', '-')}: it is for experts beyond --gpu-budget, which was not given; give both")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from transformers import Cache, StaticCache
 
 from hammerhead import Experts
 from hammerhead.transformers._modules import check_layers, layers_in_two_places
+from hammerhead.transformers._parts import Parts
 
 
 class Step:
@@ -50,13 +52,16 @@ class Step:
         return self.kind(**outputs, **dict.fromkeys(self.caches, cache))
 
 
-def replay_steps(model: Any) -> None:
+def replay_steps(model: Any, *, compile: bool = False) -> None:
     """Has a model on a GPU generate with a cache of fixed size, and replay CUDA graphs for every token but the first
     two, where it had queued thousands of kernels from Python.
 
     Results are those of the same cache without graphs, to the bit. ``generate`` needs no further options; direct
     calls are replayed if they have one token per sequence and ``past_key_values`` is a ``StaticCache``. All other
     calls are as they were. A graph is recorded per cache, and keeps its memory as long as that.
+
+    ``compile``: torch compiles the norms and routers of those steps, a few seconds at the first one, for which it needs
+    a C compiler. A step takes less time, and its results differ by how sums are rounded.
 
     Where the processor has some experts and cannot compute them, results are NaN, and the first step that begins
     afterwards raises ``RuntimeError``. ``generate`` waits for every token, so that is the next one;
@@ -66,6 +71,7 @@ def replay_steps(model: Any) -> None:
         raise ValueError(f"replay_steps: the model is on {model.device}, and only a GPU's work is replayed; load it with device_map=\"cuda\"")
     forward, recorded = model.forward, WeakKeyDictionary[Cache, dict[Any, Step]]()
     divided = list(layers_in_two_places(model).values())
+    parts = Parts(model) if compile else None
 
     @wraps(forward)
     def replayed(*positional: Any, **arguments: Any) -> Any:
@@ -73,12 +79,13 @@ def replay_steps(model: Any) -> None:
         if positional or not isinstance(cache, StaticCache) or key is None:
             return forward(*positional, **arguments)
         steps = recorded.setdefault(cache, {})
-        if key not in steps:
-            # The first call of a kind prepares what a graph cannot: kernels are compiled and room is made.
-            steps[key] = Step(divided)
-            return forward(**arguments)
-        if steps[key].graph is None:
-            steps[key].record(forward, arguments)
+        with parts.in_use() if parts is not None else nullcontext():
+            if key not in steps:
+                # The first call of a kind prepares what a graph cannot: kernels are compiled and room is made.
+                steps[key] = Step(divided)
+                return forward(**arguments)
+            if steps[key].graph is None:
+                steps[key].record(forward, arguments)
         return steps[key].replay(arguments, cache)
 
     model.forward = replayed
