@@ -68,7 +68,7 @@
 //! tensor core asks for neighbours, but any order will do that tokens have too.) A word's bytes are the scales of steps
 //! 0, 1, 2, 3, as e4m3 without a sign.
 
-use format::{BLOCK, MX_BLOCK, Matrix, Scaling};
+use format::{Matrix, Scaling};
 use op::Team;
 
 /// The name of the layout.
@@ -192,26 +192,27 @@ pub enum Codes {
 }
 
 impl Codes {
-    /// The positions of the four weights' bits, each from the lowest to the sign: for even columns and for odd ones.
-    fn places(self) -> [[[u32; 4]; 2]; 4] {
-        let further = |by: u32| move |bits: [u32; 4]| [bits, bits.map(|bit| (bit + by) % 32)];
+    /// Where a word has the bits of the four bytes that it is made of: of each the even column's code, from its lowest
+    /// bit to its sign, and then the odd one's.
+    fn places(self) -> [[u32; 8]; 4] {
+        let odd_further = |by: u32| move |[a, b, c, d]: [u32; 4]| [a, b, c, d, a + by, b + by, c + by, d + by];
         match self {
-            Codes::Halves => [[9, 10, 11, 15], [6, 7, 8, 12], [3, 4, 5, 14], [0, 1, 2, 13]].map(further(16)),
-            Codes::Bfloats => [[6, 7, 8, 15], [9, 10, 11, 18], [12, 13, 14, 21], [3, 4, 0, 1]].map(further(16)),
-            Codes::Nibbles => [0, 8, 16, 24].map(|bit| {
-                let sign = if bit < 16 { 2 * bit + 7 } else { 2 * bit - 29 };
-                [[bit, bit + 1, bit + 2, sign], [bit + 4, bit + 5, bit + 6, sign + 8]]
-            }),
+            Codes::Halves => [[9, 10, 11, 15], [6, 7, 8, 12], [3, 4, 5, 14], [0, 1, 2, 13]].map(odd_further(16)),
+            Codes::Bfloats => [[6, 7, 8, 15], [9, 10, 11, 18], [12, 13, 14, 21], [3, 4, 0, 1]]
+                .map(odd_further(16))
+                .map(|places| places.map(|place| place % 32)),
+            Codes::Nibbles => [[0, 1, 2, 7], [8, 9, 10, 23], [16, 17, 18, 3], [24, 25, 26, 19]]
+                .map(|[a, b, c, sign]| [a, b, c, sign, a + 4, b + 4, c + 4, sign + 8]),
         }
     }
 }
 
 /// The byte of an MXFP4 scale that is 1.
 const MX_ONE: u8 = 127;
-/// Columns of the four weights, from the first one.
-const COLUMNS: [usize; 4] = [0, 8, BLOCK, BLOCK + 8];
 /// The steps of 16 whose scales are a word's bytes, from the lowest.
 const SCALE_STEPS: [usize; 4] = [2, 0, 3, 1];
+/// Bytes of a row's codes in a chunk.
+const ROW_CODES: usize = CHUNK_DEPTH / 2;
 
 /// Bytes of a packed matrix: 9/16 of a byte for each weight of NVFP4 and 17/32 of MXFP4, as in a checkpoint, once rows
 /// are rounded up to 32 and k to 64.
@@ -226,101 +227,112 @@ fn run_bytes(k: usize, scaling: Scaling) -> usize {
 
 /// Packs a matrix with words in a given order, and with scales of its own kind, on a team's threads.
 pub fn pack_as(matrix: &Matrix<'_>, codes: Codes, team: &Team) -> Vec<u8> {
-    let words = |row, column, quarter| word(matrix, codes, row, column + 2 * quarter);
+    let words = Words::new(codes.places(), |quarter| [0, 4, 8, 12].map(|byte| byte + quarter));
+    let scale_bytes: [u8; 256] = std::array::from_fn(|scale| scale_byte(scale as u8));
     match matrix.scaling().is_mx() {
-        false => pack_chunks((matrix, team), words, |row, column| {
-            SCALE_STEPS.map(|step| scale_byte(scale(matrix, row, column + BLOCK * step)))
+        false => pack_chunks((matrix, team), &words, (0, Fate::under), |scales: [u8; 4]| {
+            SCALE_STEPS.map(|step| scale_bytes[usize::from(scales[step])])
         }),
-        true => pack_chunks((matrix, team), words, |row, column| {
-            [0, MX_BLOCK].map(|further| scale(matrix, row, column + further))
-        }),
+        // Powers of two have no sign, and none is zero.
+        true => pack_chunks((matrix, team), &words, (MX_ONE, |_| [Fate::Kept; 4]), |scales: [u8; 2]| scales),
     }
 }
 
 /// Packs a matrix for tensor cores that take NVFP4 itself.
 pub fn pack_codes(matrix: &Matrix<'_>, team: &Team) -> Vec<u8> {
-    pack_chunks(
-        (matrix, team),
-        |row, column, quarter| code_word(std::array::from_fn(|i| code(matrix, row, column + 8 * quarter + i))),
-        |row, column| [0, 1, 2, 3].map(|step| scale(matrix, row, column + BLOCK * step) & 0x7f),
-    )
+    let places = [0, 4, 8, 12].map(|even| [0, 1, 2, 3, 16, 17, 18, 19].map(|place| even + place));
+    let words = Words::new(places, |quarter| [0, 1, 2, 3].map(|byte| byte + 4 * quarter));
+    pack_chunks((matrix, team), &words, (0, Fate::under), |scales: [u8; 4]| scales.map(|scale| scale & 0x7f))
 }
 
-/// Eight codes as tensor cores that take NVFP4 itself, and their tokens, have them in a word.
-fn code_word(codes: [u32; 8]) -> u32 {
-    codes.iter().enumerate().fold(0, |word, (i, code)| word | code << (4 * (i / 2) + 16 * (i % 2)))
+/// What becomes of the codes of a block of 16.
+#[derive(Clone, Copy)]
+enum Fate {
+    Kept,
+    Negated,
+    Zeroed,
 }
 
-/// Chunks, of which each word of codes is made for a row, the first of its 32 columns and a lane's quarter, and the
-/// scales of a row for that and a first column.
+impl Fate {
+    /// Codes take their scale's sign, and are zeros under a scale of zero.
+    fn under(scales: [u8; 4]) -> [Self; 4] {
+        scales.map(|scale| match scale {
+            0 | 0x80 => Fate::Zeroed,
+            0x81.. => Fate::Negated,
+            _ => Fate::Kept,
+        })
+    }
+}
+
+/// How words are made of a checkpoint's bytes. A word has the codes of four bytes, and where it has the bits of one
+/// does not depend on the others. So each byte's part of it is looked up. The tables are small enough to stay in L1.
+struct Words<B> {
+    /// What a word has of each of its four bytes, by the byte's value, for each fate.
+    parts: [[[u32; 256]; 4]; 3],
+    /// Which bytes they are, of the 16 of 32 columns, for each lane's quarter.
+    bytes: B,
+}
+
+impl<B: Fn(usize) -> [usize; 4]> Words<B> {
+    /// Words in which the bits of those bytes have these places.
+    fn new(places: [[u32; 8]; 4], bytes: B) -> Self {
+        let kept = places.map(|places| {
+            let mut table = [0; 256];
+            for byte in 1..256usize {
+                // A byte has one bit more than another that was there before.
+                table[byte] = table[byte & (byte - 1)] | 1 << places[byte.trailing_zeros() as usize];
+            }
+            table
+        });
+        let negated = kept.map(|table| std::array::from_fn(|byte| table[byte ^ 0x88]));
+        Words { parts: [kept, negated, [[0; 256]; 4]], bytes }
+    }
+
+    /// Writes the words of a row of a chunk: for each lane's quarter of 32 columns, one per 32 of k.
+    fn of_row(&self, codes: &[u8; ROW_CODES], fates: [Fate; 4], out: &mut [u8; ROW_CODES]) {
+        for (at, place) in out.as_chunks_mut().0.iter_mut().enumerate() {
+            let (quarter, half) = (at / 2, at % 2);
+            let mut word = 0;
+            for (part, byte) in (self.bytes)(quarter).into_iter().enumerate() {
+                let byte = 16 * half + byte;
+                word |= self.parts[fates[byte / 8] as usize][part][usize::from(codes[byte])];
+            }
+            *place = u32::to_le_bytes(word);
+        }
+    }
+}
+
+/// Chunks, whose words are made so. Beyond the edge codes are zeros, and scales are `beyond`.
 fn pack_chunks<const SCALES: usize>(
     (matrix, team): (&Matrix<'_>, &Team),
-    word: impl Fn(usize, usize, usize) -> u32 + Sync,
-    scales_of: impl Fn(usize, usize) -> [u8; SCALES] + Sync,
+    words: &Words<impl Fn(usize) -> [usize; 4] + Sync>,
+    (beyond, fates_under): (u8, impl Fn([u8; SCALES]) -> [Fate; 4] + Sync),
+    scale_bytes: impl Fn([u8; SCALES]) -> [u8; SCALES] + Sync,
 ) -> Vec<u8> {
-    let scaling = matrix.scaling();
-    let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k(), scaling)];
-    team.for_each(packed.chunks_mut(run_bytes(matrix.k(), scaling)).enumerate(), |(run, bytes)| {
-        for (step, chunk) in bytes.chunks_exact_mut(Chunk::of(scaling).bytes() as usize).enumerate() {
-            let (row, column) = (run * CHUNK_ROWS, step * CHUNK_DEPTH);
-            let (codes, scales) = chunk.split_at_mut(CODE_BYTES as usize);
-            for (place, (warp, lane, half)) in codes.chunks_exact_mut(4).zip(lane_words()) {
-                let word = word(row + 8 * warp + lane / 4, column + 2 * BLOCK * half, lane % 4);
-                place.copy_from_slice(&word.to_le_bytes());
-            }
-            for (index, place) in scales.chunks_exact_mut(SCALES).enumerate() {
-                place.copy_from_slice(&scales_of(row + index, column));
+    let (rows, k, scaling) = (matrix.rows(), matrix.k(), matrix.scaling());
+    let mut packed = vec![0; packed_bytes(rows, k, scaling)];
+    team.for_each(packed.chunks_mut(run_bytes(k, scaling)).enumerate(), |(run, chunks)| {
+        for row in 0..CHUNK_ROWS {
+            let there = Some(run * CHUNK_ROWS + row).filter(|row| *row < rows);
+            let (mut last_codes, mut last_scales) = ([0; ROW_CODES], [beyond; SCALES]);
+            let codes = pieces(there.map_or(&[], |row| matrix.row_codes(row)), &mut last_codes);
+            let scales = pieces(there.map_or(&[], |row| matrix.row_scales(row)), &mut last_scales);
+            let chunks = chunks.chunks_exact_mut(Chunk::of(scaling).bytes() as usize);
+            for (chunk, (codes, scales)) in chunks.zip(codes.zip(scales)) {
+                let (code_places, scale_places) = chunk.split_at_mut(CODE_BYTES as usize);
+                words.of_row(codes, fates_under(*scales), &mut code_places.as_chunks_mut().0[row]);
+                scale_places.as_chunks_mut().0[row] = scale_bytes(*scales);
             }
         }
     });
     packed
 }
 
-/// The scale of an element; beyond the edge zero, or a power of two where there is no zero.
-fn scale(matrix: &Matrix<'_>, row: usize, column: usize) -> u8 {
-    let scaling = matrix.scaling();
-    let inside = row < matrix.rows() && column < matrix.k();
-    match inside {
-        true => matrix.row_scales(row)[column / scaling.block()],
-        false => {
-            if scaling.is_mx() {
-                MX_ONE
-            } else {
-                0
-            }
-        }
-    }
-}
-
-/// The code of an element with its scale's sign in it; zero under a scale of zero, or beyond the edge.
-fn code(matrix: &Matrix<'_>, row: usize, column: usize) -> u32 {
-    if row >= matrix.rows() || column >= matrix.k() {
-        return 0;
-    }
-    let byte = matrix.row_codes(row)[column / 2];
-    let code = u32::from(if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 });
-    match scale(matrix, row, column) {
-        _ if matrix.scaling().is_mx() => code,
-        scale if scale & 0x7f == 0 => 0,
-        scale => code ^ u32::from(scale >> 4 & 8),
-    }
-}
-
-/// The words of a chunk in their order: warp, lane, half of the 64 of k.
-fn lane_words() -> impl Iterator<Item = (usize, usize, usize)> {
-    (0..256).map(|word| (word / 64, word / 2 % 32, word % 2))
-}
-
-/// One thread's eight weights of one row and two wgmmas.
-fn word(matrix: &Matrix<'_>, order: Codes, row: usize, column: usize) -> u32 {
-    let mut word = 0;
-    for (further, places) in COLUMNS.into_iter().zip(order.places()) {
-        for (odd, places) in places.into_iter().enumerate() {
-            let code = code(matrix, row, column + further + odd);
-            word |= places.iter().enumerate().fold(0, |bits, (bit, place)| bits | (code >> bit & 1) << place);
-        }
-    }
-    word
+/// A row in pieces. `last` is what the last one has beyond the row's end, and all of a row that is not there.
+fn pieces<'a, const N: usize>(row: &'a [u8], last: &'a mut [u8; N]) -> impl Iterator<Item = &'a [u8; N]> {
+    let (whole, rest) = row.as_chunks();
+    last[..rest.len()].copy_from_slice(rest);
+    whole.iter().chain(std::iter::repeat(&*last))
 }
 
 /// |scale| · 2⁷ as bits 7..15 of a half. The exponent of an e4m3 number is biased by 7, that of a half by 15: a normal
@@ -337,10 +349,118 @@ fn scale_byte(scale: u8) -> u8 {
     }
 }
 
+/// The layout again, as it is described above: element by element, and bit by bit.
+#[cfg(test)]
+mod oracle {
+    use format::{BLOCK, MX_BLOCK, Matrix, Scaling};
+
+    use super::{CHUNK_DEPTH, CHUNK_ROWS, Chunk, Codes, MX_ONE, SCALE_STEPS, scale_byte};
+
+    /// Columns of the four weights, from the first one.
+    pub(super) const COLUMNS: [usize; 4] = [0, 8, BLOCK, BLOCK + 8];
+
+    /// The words of a chunk in their order: warp, lane, half of the 64 of k.
+    pub(super) fn lane_words() -> impl Iterator<Item = (usize, usize, usize)> {
+        (0..256).map(|word| (word / 64, word / 2 % 32, word % 2))
+    }
+
+    /// What [`super::pack_as`] makes.
+    pub(super) fn pack_as(matrix: &Matrix<'_>, order: Codes) -> Vec<u8> {
+        let steps = if matrix.scaling().is_mx() { &[0, MX_BLOCK / BLOCK][..] } else { &SCALE_STEPS };
+        let byte = |scale| if matrix.scaling().is_mx() { scale } else { scale_byte(scale) };
+        pack_chunks(
+            matrix,
+            |row, column, lane| word(matrix, order, row, column + 2 * lane),
+            |row, column| steps.iter().map(|step| byte(scale(matrix, row, column + BLOCK * step))).collect(),
+        )
+    }
+
+    /// What [`super::pack_codes`] makes.
+    pub(super) fn pack_codes(matrix: &Matrix<'_>) -> Vec<u8> {
+        let word = |row, column, lane| {
+            let place = |at: usize| 4 * (at / 2) + 16 * (at % 2);
+            (0..8).fold(0, |word, at| word | code(matrix, row, column + 8 * lane + at) << place(at))
+        };
+        pack_chunks(matrix, word, |row, column| {
+            (0..4).map(|step| scale(matrix, row, column + BLOCK * step) & 0x7f).collect()
+        })
+    }
+
+    /// Chunks of words, each for a row, the first of its 32 columns and a lane's quarter of them, and of the scales of
+    /// rows from a column on.
+    fn pack_chunks(
+        matrix: &Matrix<'_>,
+        word: impl Fn(usize, usize, usize) -> u32,
+        scales: impl Fn(usize, usize) -> Vec<u8>,
+    ) -> Vec<u8> {
+        let mut packed = Vec::new();
+        for row in (0..matrix.rows()).step_by(CHUNK_ROWS) {
+            for column in (0..matrix.k()).step_by(CHUNK_DEPTH) {
+                let words = lane_words()
+                    .map(|(warp, lane, half)| word(row + 8 * warp + lane / 4, column + 2 * BLOCK * half, lane % 4));
+                packed.extend(words.flat_map(u32::to_le_bytes));
+                packed.extend((row..row + CHUNK_ROWS).flat_map(|row| scales(row, column)));
+            }
+        }
+        assert_eq!(packed.len() % Chunk::of(matrix.scaling()).bytes() as usize, 0);
+        packed
+    }
+
+    /// The scale of an element; beyond the edge zero, or a power of two where there is no zero.
+    fn scale(matrix: &Matrix<'_>, row: usize, column: usize) -> u8 {
+        match row < matrix.rows() && column < matrix.k() {
+            true => matrix.row_scales(row)[column / matrix.scaling().block()],
+            false if matrix.scaling() == Scaling::NvFp4 => 0,
+            false => MX_ONE,
+        }
+    }
+
+    /// The code of an element with its scale's sign in it; zero under a scale of zero, or beyond the edge.
+    fn code(matrix: &Matrix<'_>, row: usize, column: usize) -> u32 {
+        if row >= matrix.rows() || column >= matrix.k() {
+            return 0;
+        }
+        let byte = matrix.row_codes(row)[column / 2];
+        let code = u32::from(if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 });
+        match scale(matrix, row, column) {
+            _ if matrix.scaling().is_mx() => code,
+            scale if scale & 0x7f == 0 => 0,
+            scale => code ^ u32::from(scale >> 4 & 8),
+        }
+    }
+
+    /// One thread's eight weights of one row and two wgmmas.
+    fn word(matrix: &Matrix<'_>, order: Codes, row: usize, column: usize) -> u32 {
+        let mut word = 0;
+        for (further, places) in COLUMNS.into_iter().zip(places(order)) {
+            for (odd, places) in places.into_iter().enumerate() {
+                let code = code(matrix, row, column + further + odd);
+                word |= places.iter().enumerate().fold(0, |bits, (bit, place)| bits | (code >> bit & 1) << place);
+            }
+        }
+        word
+    }
+
+    /// The positions of the four weights' bits, each from the lowest to the sign: for even columns and for odd ones.
+    fn places(order: Codes) -> [[[u32; 4]; 2]; 4] {
+        let further = |by: u32| move |bits: [u32; 4]| [bits, bits.map(|bit| (bit + by) % 32)];
+        match order {
+            Codes::Halves => [[9, 10, 11, 15], [6, 7, 8, 12], [3, 4, 5, 14], [0, 1, 2, 13]].map(further(16)),
+            Codes::Bfloats => [[6, 7, 8, 15], [9, 10, 11, 18], [12, 13, 14, 21], [3, 4, 0, 1]].map(further(16)),
+            Codes::Nibbles => [0, 8, 16, 24].map(|bit| {
+                let sign = if bit < 16 { 2 * bit + 7 } else { 2 * bit - 29 };
+                [[bit, bit + 1, bit + 2, sign], [bit + 4, bit + 5, bit + 6, sign + 8]]
+            }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use format::{BLOCK, MX_BLOCK};
     use op::Alone;
 
+    use super::oracle::{COLUMNS, lane_words};
     use super::*;
 
     /// An e2m1 code's value.
@@ -499,6 +619,34 @@ mod tests {
                     let code = codes[at / 2] >> (at % 2 * 4) & 15;
                     let expected = e2m1(code) * 2f64.powi(i32::from(exponents[at / 32]) - 127);
                     assert_eq!(value, expected, "row {} column {} of {rows} × {k}, {order:?}", at / k, at % k);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_byte_is_what_elements_and_bits_one_by_one_make() {
+        let (team, mut rng) = (Team::new(Alone), fastrand::Rng::with_seed(5));
+        for rows in [1, 8, 31, 32, 33, 65] {
+            for k in [16, 32, 48, 64, 80, 96, 112, 128, 160, 208] {
+                let codes: Vec<u8> = (0..rows * k / 2).map(|_| rng.u8(..)).collect();
+                // Negative, zero (of both signs), subnormal and large ones, but not NaN.
+                let scale = || rng.u8(..0x7f) >> rng.u8(..8) | rng.u8(..) & 0x80;
+                let scales: Vec<u8> = std::iter::repeat_with(scale).take(rows * k / BLOCK).collect();
+                let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
+                let text = format!("{rows} × {k}");
+                assert_eq!(pack_codes(&matrix, &team), oracle::pack_codes(&matrix), "codes of {text}");
+                let mut matrices = vec![matrix];
+                if k.is_multiple_of(MX_BLOCK) {
+                    let exponents: Vec<u8> = (0..rows * k / MX_BLOCK).map(|_| rng.u8(60..160)).collect();
+                    matrices.push(Matrix::mx(rows, k, &codes[..], &exponents, 1.0).expect("a sound matrix"));
+                }
+                for (matrix, order) in matrices
+                    .iter()
+                    .flat_map(|matrix| [Codes::Halves, Codes::Bfloats, Codes::Nibbles].map(|order| (matrix, order)))
+                {
+                    let (found, expected) = (pack_as(matrix, order, &team), oracle::pack_as(matrix, order));
+                    assert_eq!(found, expected, "{order:?} of {text}, {}", matrix.scaling());
                 }
             }
         }
