@@ -42,7 +42,9 @@ impl RowScales {
         let segments = matrix.row_codes(row).chunks(matrix.segment()).enumerate();
         let scales: Vec<f64> =
             segments.map(|(at, codes)| if is_zero(codes) { 0.0 } else { matrix.scale(row, at) }).collect();
-        let exponents = || scales.iter().filter(|scale| **scale != 0.0).map(|scale| scale.abs().log2().floor() as i32);
+        // Every f32 is a normal number as an f64, whose exponent is then what its bits say.
+        let exponent = |scale: &f64| (scale.abs().to_bits() >> 52) as i32 - 1023;
+        let exponents = || scales.iter().filter(|scale| **scale != 0.0).map(exponent);
         let (Some(least), Some(most)) = (exponents().min(), exponents().max()) else {
             return Ok(Self { row: 1.0, segments: vec![0.0; scales.len()] });
         };
