@@ -17,11 +17,13 @@
 //! what is left for its segments, at most 2. A byte of MXFP8 is the biased exponent of that, at most 127. **A factor**
 //! of a row is a float and the exponent of a power of two that multiplies it: eight bytes.
 
+use std::iter;
+
 use format::{Fp8Matrix, Fp8Scales, Scaling};
 use op::fp8::{RowScales, Segments};
 use op::{Activation, Error, Result, Team};
 
-use crate::pack::{CHUNK_DEPTH, CHUNK_ROWS, Chunk};
+use crate::pack::{CHUNK_DEPTH, CHUNK_ROWS, Chunk, parts, pieces};
 use crate::phases::table::factor_words;
 use crate::phases::tokens::Tokens;
 
@@ -57,29 +59,32 @@ pub struct PackedBytes {
 
 /// Packs a matrix on a team's threads.
 pub fn pack(matrix: &Fp8Matrix<'_>, team: &Team) -> Result<PackedBytes> {
-    let rows = (0..matrix.rows()).map(|row| RowScales::of(matrix, row)).collect::<Result<Vec<_>>>()?;
-    let chunk = Chunk::of(matrix.scaling());
-    let run = matrix.k().div_ceil(CHUNK_DEPTH) * chunk.bytes() as usize;
-    let bytes = matrix.rows().div_ceil(CHUNK_ROWS).checked_mul(run);
-    let too_large = || Error::Format(format::Error::TooLarge { rows: matrix.rows(), columns: matrix.k() });
-    let mut chunks = vec![0; bytes.ok_or_else(too_large)?];
-    team.for_each(chunks.chunks_mut(run).enumerate(), |(index, bytes)| {
-        for (step, bytes) in bytes.chunks_exact_mut(chunk.bytes() as usize).enumerate() {
-            let (codes, scales) = bytes.split_at_mut(chunk.code_bytes as usize);
-            let (row, column) = (index * CHUNK_ROWS, step * CHUNK_DEPTH);
-            for (at, place) in codes.chunks_exact_mut(4).enumerate() {
-                let (strip, lane, slice) = (at / 128, at / 4 % 32, at % 4);
-                let word = word(matrix, row + 8 * strip + lane / 4, column + STEP * slice + 2 * (lane % 4));
-                place.copy_from_slice(&word.to_le_bytes());
-            }
-            if chunk.row_scale_bytes > 0 {
-                for (within, place) in scales.chunks_exact_mut(chunk.row_scale_bytes as usize).enumerate() {
-                    pack_scales(matrix, rows.get(row + within), column, place);
-                }
+    let (count, k, chunk) = (matrix.rows(), matrix.k(), Chunk::of(matrix.scaling()));
+    let run = k.div_ceil(CHUNK_DEPTH) * chunk.bytes() as usize;
+    let bytes = count.div_ceil(CHUNK_ROWS).checked_mul(run);
+    let too_large = || Error::Format(format::Error::TooLarge { rows: count, columns: k });
+    let (mut chunks, parts) = (vec![0; bytes.ok_or_else(too_large)?], parts(PLACES));
+    let mut rows: Vec<Result<Vec<RowScales>>> = chunks.chunks(run).map(|_| Ok(Vec::new())).collect();
+    team.for_each(chunks.chunks_mut(run).zip(&mut rows).enumerate(), |(index, (chunks, rows))| {
+        let first = index * CHUNK_ROWS;
+        *rows = (first..count.min(first + CHUNK_ROWS)).map(|row| RowScales::of(matrix, row)).collect();
+        let Ok(rows) = rows else { return };
+        for row in 0..CHUNK_ROWS {
+            let mut last = [0; CHUNK_DEPTH];
+            let codes = pieces(if row < rows.len() { matrix.row_codes(first + row) } else { &[] }, &mut last);
+            let scales = scales_of(matrix, rows.get(row));
+            let chunks = chunks.chunks_exact_mut(chunk.bytes() as usize).enumerate();
+            for ((step, bytes), codes) in chunks.zip(codes) {
+                let (code_places, scale_places) = bytes.split_at_mut(chunk.code_bytes as usize);
+                pack_codes(&parts, codes, &mut code_places.as_chunks_mut().0[row]);
+                let size = chunk.row_scale_bytes as usize;
+                scale_places[row * size..][..size].copy_from_slice(&scales[step * size..][..size]);
             }
         }
     });
-    Ok(PackedBytes { chunks, factors: bytemuck::cast_slice(&factors(&rows)).to_vec() })
+    let rows = rows.into_iter().collect::<Result<Vec<_>>>()?;
+    let factors: Vec<[u32; 2]> = rows.iter().flatten().map(|row| factor_words(row.row)).collect();
+    Ok(PackedBytes { chunks, factors: bytemuck::cast_slice(&factors).to_vec() })
 }
 
 /// The matrix of a shape that was packed so: the same numbers, and scales that are worth the same. Those of blocks come
@@ -137,43 +142,44 @@ pub(crate) fn unpack(packed: &PackedBytes, (rows, k): (usize, usize), scaling: S
     Ok(Fp8Matrix::new(rows, k, codes, scales)?)
 }
 
-/// One thread's four weights of one row and step.
-fn word(matrix: &Fp8Matrix<'_>, row: usize, column: usize) -> u32 {
-    let code = |column: usize| {
-        let inside = row < matrix.rows() && column < matrix.k();
-        if inside { u32::from(matrix.row_codes(row)[column]) } else { 0 }
-    };
-    let half = |odd: usize| {
-        let (near, far) = (code(column + odd), code(column + 8 + odd));
-        (near & 0x80) << 8 | (near & 0x7f) << 7 | (far & 0x80) << 7 | far & 0x7f
-    };
-    half(0) | half(1) << 16
-}
+/// Where a word has the bits of columns 2c, 2c + 1, 2c + 8 and 2c + 9, from the lowest to the sign.
+const PLACES: [[u32; 8]; 4] = [
+    [7, 8, 9, 10, 11, 12, 13, 15],
+    [23, 24, 25, 26, 27, 28, 29, 31],
+    [0, 1, 2, 3, 4, 5, 6, 14],
+    [16, 17, 18, 19, 20, 21, 22, 30],
+];
 
-/// The scales of a row in a chunk; those of rows and columns beyond the edge are 1.
-fn pack_scales(matrix: &Fp8Matrix<'_>, row: Option<&RowScales>, column: usize, out: &mut [u8]) {
-    let scaling = matrix.scaling();
-    let scale = |at: usize| row.and_then(|row| row.segments.get((column + at) / matrix.segment()).copied());
-    match scaling {
-        Scaling::MxFp8 => {
-            for (index, place) in out.iter_mut().enumerate() {
-                // Exact powers of two; zero stands for a segment of zeros.
-                let power = scale(index * scaling.block()).filter(|scale| *scale != 0.0).unwrap_or(1.0);
-                *place = (power.to_bits() >> 23) as u8;
-                debug_assert!(*place <= ONE);
-            }
-        }
-        _ => {
-            for (index, place) in out.chunks_exact_mut(4).enumerate() {
-                place.copy_from_slice(&scale(index * scaling.block()).unwrap_or(1.0).to_le_bytes());
-            }
+/// Writes a row's weights in a chunk, of which `parts` has what each byte is in a word: for each lane's quarter, a word
+/// per step.
+fn pack_codes(parts: &[[u32; 256]; 4], codes: &[u8; CHUNK_DEPTH], out: &mut [u8; CHUNK_DEPTH]) {
+    for (quarter, places) in out.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
+        for (place, codes) in places.as_chunks_mut().0.iter_mut().zip(codes.as_chunks::<STEP>().0) {
+            let [a, b, c, d] = [0, 1, 8, 9].map(|byte| usize::from(codes[2 * quarter + byte]));
+            *place = u32::to_le_bytes(parts[0][a] | parts[1][b] | parts[2][c] | parts[3][d]);
         }
     }
 }
 
-/// The factors of rows.
-fn factors(rows: &[RowScales]) -> Vec<[u32; 2]> {
-    rows.iter().map(|row| factor_words(row.row)).collect()
+/// The scales of a row, or of one that is not there, in all chunks. Those beyond the edge are 1.
+fn scales_of(matrix: &Fp8Matrix<'_>, row: Option<&RowScales>) -> Vec<u8> {
+    if matrix.scaling() == Scaling::Fp8 {
+        return Vec::new();
+    }
+    let block = matrix.scaling().block();
+    let own = row.into_iter().flat_map(|row| &row.segments);
+    let own = own.flat_map(|scale| iter::repeat_n(*scale, matrix.segment() / block));
+    let scales = own.chain(iter::repeat(1.0)).take(matrix.k().next_multiple_of(CHUNK_DEPTH) / block);
+    if matrix.scaling() != Scaling::MxFp8 {
+        return scales.flat_map(f32::to_le_bytes).collect();
+    }
+    let byte = |power: f32| {
+        // Exact powers of two; zero stands for a segment of zeros.
+        let byte = if power == 0.0 { ONE } else { (power.to_bits() >> 23) as u8 };
+        debug_assert!(byte <= ONE);
+        byte
+    };
+    scales.map(byte).collect()
 }
 
 #[cfg(test)]
@@ -236,6 +242,41 @@ mod tests {
             }
             let again = unpack(&packed, (rows, k), scaling).unwrap();
             assert_eq!((again.codes(), again.dequantize()), (matrix.codes(), matrix.dequantize()), "{scaling}");
+        }
+    }
+
+    /// One thread's four weights of one row and step, as they are described.
+    fn word(matrix: &Fp8Matrix<'_>, row: usize, column: usize) -> u32 {
+        let code = |column: usize| {
+            let inside = row < matrix.rows() && column < matrix.k();
+            if inside { u32::from(matrix.row_codes(row)[column]) } else { 0 }
+        };
+        let half = |odd: usize| {
+            let (near, far) = (code(column + odd), code(column + 8 + odd));
+            (near & 0x80) << 8 | (near & 0x7f) << 7 | (far & 0x80) << 7 | far & 0x7f
+        };
+        half(0) | half(1) << 16
+    }
+
+    #[test]
+    fn every_word_is_what_its_four_weights_one_by_one_make() {
+        for (rows, k) in [(1, 32), (31, 64), (33, 96), (65, 224)] {
+            let exponents: Vec<u8> = (0..rows * k / 32).map(|at| 100 + at as u8 % 50).collect();
+            for scales in [Fp8Scales::Matrix(0.5), Fp8Scales::Mx(exponents.into())] {
+                let matrix = matrix(rows, k, scales);
+                let (packed, chunk) = (pack(&matrix, &Team::new(Alone)).unwrap(), Chunk::of(matrix.scaling()));
+                for (number, bytes) in packed.chunks.chunks_exact(chunk.bytes() as usize).enumerate() {
+                    let across = k.div_ceil(CHUNK_DEPTH);
+                    let (row, column) = (number / across * CHUNK_ROWS, number % across * CHUNK_DEPTH);
+                    let words =
+                        bytes[..chunk.code_bytes as usize].as_chunks().0.iter().map(|at| u32::from_le_bytes(*at));
+                    for (at, found) in words.enumerate() {
+                        let (strip, lane, slice) = (at / 128, at / 4 % 32, at % 4);
+                        let (row, column) = (row + 8 * strip + lane / 4, column + STEP * slice + 2 * (lane % 4));
+                        assert_eq!(found, word(&matrix, row, column), "{rows} × {k}: row {row}, column {column}");
+                    }
+                }
+            }
         }
     }
 

@@ -276,14 +276,7 @@ struct Words<B> {
 impl<B: Fn(usize) -> [usize; 4]> Words<B> {
     /// Words in which the bits of those bytes have these places.
     fn new(places: [[u32; 8]; 4], bytes: B) -> Self {
-        let kept = places.map(|places| {
-            let mut table = [0; 256];
-            for byte in 1..256usize {
-                // A byte has one bit more than another that was there before.
-                table[byte] = table[byte & (byte - 1)] | 1 << places[byte.trailing_zeros() as usize];
-            }
-            table
-        });
+        let kept = parts(places);
         let negated = kept.map(|table| std::array::from_fn(|byte| table[byte ^ 0x88]));
         Words { parts: [kept, negated, [[0; 256]; 4]], bytes }
     }
@@ -300,6 +293,18 @@ impl<B: Fn(usize) -> [usize; 4]> Words<B> {
             *place = u32::to_le_bytes(word);
         }
     }
+}
+
+/// What a word has of each of the four bytes that it is made of, by the byte's value, where its bits have these places.
+pub(crate) fn parts(places: [[u32; 8]; 4]) -> [[u32; 256]; 4] {
+    places.map(|places| {
+        let mut table = [0; 256];
+        for byte in 1..256usize {
+            // A byte has one bit more than another that was there before.
+            table[byte] = table[byte & (byte - 1)] | 1 << places[byte.trailing_zeros() as usize];
+        }
+        table
+    })
 }
 
 /// Chunks, whose words are made so. Beyond the edge codes are zeros, and scales are `beyond`.
@@ -329,7 +334,7 @@ fn pack_chunks<const SCALES: usize>(
 }
 
 /// A row in pieces. `last` is what the last one has beyond the row's end, and all of a row that is not there.
-fn pieces<'a, const N: usize>(row: &'a [u8], last: &'a mut [u8; N]) -> impl Iterator<Item = &'a [u8; N]> {
+pub(crate) fn pieces<'a, const N: usize>(row: &'a [u8], last: &'a mut [u8; N]) -> impl Iterator<Item = &'a [u8; N]> {
     let (whole, rest) = row.as_chunks();
     last[..rest.len()].copy_from_slice(rest);
     whole.iter().chain(std::iter::repeat(&*last))
