@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use crate::matrix::{check_k, check_length};
+use crate::matrix::{check_k, check_length, first_nan};
 use crate::{Error, MX_BLOCK, Result, Scaling, e4m3};
 
 /// The sides of blocks, in elements of a row, are multiples of this.
@@ -69,7 +69,7 @@ impl<'a> Fp8Matrix<'a> {
         let elements = rows.checked_mul(k).ok_or(Error::TooLarge { rows, columns: k })?;
         let codes = codes.into();
         check_length("FP8 numbers", rows, k, elements, codes.len())?;
-        if let Some(at) = codes.iter().position(|&code| e4m3::is_nan(code)) {
+        if let Some(at) = first_nan(&codes) {
             return Err(Error::Fp8Nan { row: at / k, column: at % k, byte: codes[at] });
         }
         match &scales {

@@ -124,7 +124,7 @@ impl<'a> Matrix<'a> {
         let (codes, scales) = (codes.into(), scales.into());
         check_length("codes", rows, k, elements / 2, codes.len())?;
         check_length("scales", rows, k, elements / BLOCK, scales.len())?;
-        if let Some(position) = nan_scale(&scales) {
+        if let Some(position) = first_nan(&scales) {
             let blocks = k / BLOCK;
             return Err(Error::NanScale { row: position / blocks, block: position % blocks, byte: scales[position] });
         }
@@ -277,13 +277,13 @@ pub(crate) fn check_length(part: &'static str, rows: usize, k: usize, expected: 
     Ok(())
 }
 
-/// Where the first NaN scale stands, if there is one.
+/// Where the first NaN stands among e4m3 numbers, if there is one.
 ///
-/// A checkpoint has gigabytes of scales and hardly ever a NaN among them, so each chunk is first reduced
-/// without a branch, which compiles to vector instructions, and only a chunk with a hit is searched.
-fn nan_scale(scales: &[u8]) -> Option<usize> {
+/// A checkpoint has gigabytes of them and hardly ever a NaN, so each chunk is first reduced without a branch, which
+/// compiles to vector instructions, and only a chunk with a hit is searched.
+pub(crate) fn first_nan(numbers: &[u8]) -> Option<usize> {
     const CHUNK: usize = 4096;
-    let (index, chunk) = scales
+    let (index, chunk) = numbers
         .chunks(CHUNK)
         .enumerate()
         .find(|(_, chunk)| chunk.iter().fold(false, |hit, &byte| hit | e4m3::is_nan(byte)))?;

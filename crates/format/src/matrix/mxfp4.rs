@@ -76,10 +76,11 @@ impl<'a> Matrix<'a> {
             }
         }
         let blocks = exponents.iter().zip(codes.chunks_exact(MX_BLOCK / 2));
+        // Most are within anyway, and their codes are not looked at: those may still be on a disk.
         let kept = |(&exponent, codes): (&u8, &[u8])| {
             let exponent = i32::from(exponent) - shift;
-            let within = BIAS + LOWEST..=BIAS + HIGHEST;
-            (if is_zero(codes) { exponent.clamp(*within.start(), *within.end()) } else { exponent }) as u8
+            let within = exponent.clamp(BIAS + LOWEST, BIAS + HIGHEST);
+            (if within != exponent && is_zero(codes) { within } else { exponent }) as u8
         };
         let scales = blocks.map(kept).collect::<Vec<u8>>();
         let Some(global) = global.times_power_of_two(shift) else {
@@ -141,15 +142,23 @@ impl<'a> Matrix<'a> {
 
 /// The smallest and the largest scale of blocks that are not zero.
 fn extremes(exponents: &[u8], codes: &[u8], k: usize) -> Option<[Extreme; 2]> {
+    const CHUNK: usize = 4096;
     let blocks = k / MX_BLOCK;
     let [mut least, mut most] = [None::<(u8, usize)>; 2];
-    for (at, (&exponent, codes)) in exponents.iter().zip(codes.chunks_exact(MX_BLOCK / 2)).enumerate() {
-        // Most are neither.
-        let (smaller, larger) =
-            (least.is_none_or(|(least, _)| exponent < least), most.is_none_or(|(most, _)| exponent > most));
-        if (smaller || larger) && !is_zero(codes) {
-            least = if smaller { Some((exponent, at)) } else { least };
-            most = if larger { Some((exponent, at)) } else { most };
+    for (index, chunk) in exponents.chunks(CHUNK).enumerate() {
+        // Most are neither, and few chunks have one that is: this compiles to vector instructions.
+        let known = least.map_or(u8::MAX, |(least, _)| least)..=most.map_or(0, |(most, _)| most);
+        if chunk.iter().fold(true, |within, exponent| within & known.contains(exponent)) {
+            continue;
+        }
+        for (inside, &exponent) in chunk.iter().enumerate() {
+            let (smaller, larger) =
+                (least.is_none_or(|(least, _)| exponent < least), most.is_none_or(|(most, _)| exponent > most));
+            let at = index * CHUNK + inside;
+            if (smaller || larger) && !is_zero(&codes[at * MX_BLOCK / 2..][..MX_BLOCK / 2]) {
+                least = if smaller { Some((exponent, at)) } else { least };
+                most = if larger { Some((exponent, at)) } else { most };
+            }
         }
     }
     let extreme = |(exponent, at): (u8, usize)| (i32::from(exponent) - BIAS, [at / blocks, at % blocks]);
@@ -190,6 +199,20 @@ mod tests {
 
     fn many_codes(count: usize) -> Vec<u8> {
         (0..count).map(|i| (i * 37 + 1) as u8).collect()
+    }
+
+    #[test]
+    fn the_first_extremes_of_blocks_that_are_not_zero_are_found_wherever_they_are() {
+        let (mut exponents, mut codes) = (vec![120u8; 12_000], vec![0x21; 12_000 * MX_BLOCK / 2]);
+        for (at, exponent) in [(5000, 90), (8200, 200), (9000, 110), (9001, 130), (11_000, 110)] {
+            exponents[at] = exponent;
+        }
+        for at in [0, 5000, 8200] {
+            codes[at * MX_BLOCK / 2..][..MX_BLOCK / 2].fill(0x80);
+        }
+        let found = extremes(&exponents, &codes, 100 * MX_BLOCK);
+        assert_eq!(found, Some([(110 - BIAS, [90, 0]), (130 - BIAS, [90, 1])]));
+        assert_eq!(extremes(&exponents[..1], &codes, MX_BLOCK), None);
     }
 
     #[test]
