@@ -73,10 +73,18 @@ pub trait Family: fmt::Debug + Send + Sync {
         Scaling::NvFp4
     }
 
-    /// A matrix in that layout, made on a team's threads, of weights that share scales so. Where words may be in
-    /// several orders, they are in order for these tokens.
-    fn pack(&self, matrix: &Matrix<'_>, codes: Codes, of_weights: Scaling, team: &Team) -> Result<Vec<u8>> {
-        Ok(pack::pack_as(&matrix.in_scaling(self.scaling(of_weights))?, codes, team))
+    /// Packs a matrix of weights that share scales so into that layout, on a team's threads, where there are as many
+    /// zeros as [`Family::packed_bytes`] says. Where words may be in several orders, they are in order for these
+    /// tokens.
+    fn pack(
+        &self,
+        matrix: &Matrix<'_>,
+        (codes, of_weights): (Codes, Scaling),
+        team: &Team,
+        zeros: &mut [u8],
+    ) -> Result<()> {
+        pack::pack_as(&matrix.in_scaling(self.scaling(of_weights))?, codes, team, zeros);
+        Ok(())
     }
 
     /// Bytes of a matrix in that layout, of weights that share scales so.

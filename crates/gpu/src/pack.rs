@@ -225,24 +225,25 @@ fn run_bytes(k: usize, scaling: Scaling) -> usize {
     k.div_ceil(CHUNK_DEPTH) * Chunk::of(scaling).bytes() as usize
 }
 
-/// Packs a matrix with words in a given order, and with scales of its own kind, on a team's threads.
-pub fn pack_as(matrix: &Matrix<'_>, codes: Codes, team: &Team) -> Vec<u8> {
+/// Packs a matrix with words in a given order, and with scales of its own kind, on a team's threads, into as many bytes
+/// as [`packed_bytes`] says.
+pub fn pack_as(matrix: &Matrix<'_>, codes: Codes, team: &Team, out: &mut [u8]) {
     let words = Words::new(codes.places(), |quarter| [0, 4, 8, 12].map(|byte| byte + quarter));
     let scale_bytes: [u8; 256] = std::array::from_fn(|scale| scale_byte(scale as u8));
     match matrix.scaling().is_mx() {
-        false => pack_chunks((matrix, team), &words, (0, Fate::under), |scales: [u8; 4]| {
+        false => pack_chunks((matrix, team, out), &words, (0, Fate::under), |scales: [u8; 4]| {
             SCALE_STEPS.map(|step| scale_bytes[usize::from(scales[step])])
         }),
         // Powers of two have no sign, and none is zero.
-        true => pack_chunks((matrix, team), &words, (MX_ONE, |_| [Fate::Kept; 4]), |scales: [u8; 2]| scales),
+        true => pack_chunks((matrix, team, out), &words, (MX_ONE, |_| [Fate::Kept; 4]), |scales: [u8; 2]| scales),
     }
 }
 
-/// Packs a matrix for tensor cores that take NVFP4 itself.
-pub fn pack_codes(matrix: &Matrix<'_>, team: &Team) -> Vec<u8> {
+/// Packs a matrix for tensor cores that take NVFP4 itself, into as many bytes.
+pub fn pack_codes(matrix: &Matrix<'_>, team: &Team, out: &mut [u8]) {
     let places = [0, 4, 8, 12].map(|even| [0, 1, 2, 3, 16, 17, 18, 19].map(|place| even + place));
     let words = Words::new(places, |quarter| [0, 1, 2, 3].map(|byte| byte + 4 * quarter));
-    pack_chunks((matrix, team), &words, (0, Fate::under), |scales: [u8; 4]| scales.map(|scale| scale & 0x7f))
+    pack_chunks((matrix, team, out), &words, (0, Fate::under), |scales: [u8; 4]| scales.map(|scale| scale & 0x7f));
 }
 
 /// What becomes of the codes of a block of 16.
@@ -309,14 +310,14 @@ pub(crate) fn parts(places: [[u32; 8]; 4]) -> [[u32; 256]; 4] {
 
 /// Chunks, whose words are made so. Beyond the edge codes are zeros, and scales are `beyond`.
 fn pack_chunks<const SCALES: usize>(
-    (matrix, team): (&Matrix<'_>, &Team),
+    (matrix, team, out): (&Matrix<'_>, &Team, &mut [u8]),
     words: &Words<impl Fn(usize) -> [usize; 4] + Sync>,
     (beyond, fates_under): (u8, impl Fn([u8; SCALES]) -> [Fate; 4] + Sync),
     scale_bytes: impl Fn([u8; SCALES]) -> [u8; SCALES] + Sync,
-) -> Vec<u8> {
+) {
     let (rows, k, scaling) = (matrix.rows(), matrix.k(), matrix.scaling());
-    let mut packed = vec![0; packed_bytes(rows, k, scaling)];
-    team.for_each(packed.chunks_mut(run_bytes(k, scaling)).enumerate(), |(run, chunks)| {
+    debug_assert_eq!(out.len(), packed_bytes(rows, k, scaling));
+    team.for_each(out.chunks_mut(run_bytes(k, scaling)).enumerate(), |(run, chunks)| {
         for row in 0..CHUNK_ROWS {
             let there = Some(run * CHUNK_ROWS + row).filter(|row| *row < rows);
             let (mut last_codes, mut last_scales) = ([0; ROW_CODES], [beyond; SCALES]);
@@ -330,7 +331,6 @@ fn pack_chunks<const SCALES: usize>(
             }
         }
     });
-    packed
 }
 
 /// A row in pieces. `last` is what the last one has beyond the row's end, and all of a row that is not there.
@@ -468,6 +468,20 @@ mod tests {
     use super::oracle::{COLUMNS, lane_words};
     use super::*;
 
+    /// A matrix packed into bytes that hold something before.
+    fn packed_as(matrix: &Matrix<'_>, order: Codes) -> Vec<u8> {
+        let mut packed = vec![0xa5; packed_bytes(matrix.rows(), matrix.k(), matrix.scaling())];
+        pack_as(matrix, order, &Team::new(Alone), &mut packed);
+        packed
+    }
+
+    /// The same for tensor cores that take NVFP4 itself.
+    fn packed_codes(matrix: &Matrix<'_>) -> Vec<u8> {
+        let mut packed = vec![0xa5; packed_bytes(matrix.rows(), matrix.k(), Scaling::NvFp4)];
+        pack_codes(matrix, &Team::new(Alone), &mut packed);
+        packed
+    }
+
     /// An e2m1 code's value.
     fn e2m1(code: u8) -> f64 {
         let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
@@ -598,8 +612,7 @@ mod tests {
             let (codes, scales) = everything(rows, k);
             let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
             for order in [Codes::Halves, Codes::Bfloats] {
-                let packed = pack_as(&matrix, order, &Team::new(Alone));
-                assert_eq!(packed.len(), packed_bytes(rows, k, Scaling::NvFp4));
+                let packed = packed_as(&matrix, order);
                 for (at, value) in unpack(&packed, (order, Scales::Sixteens), rows, k).into_iter().enumerate() {
                     let code = codes[at / 2] >> (at % 2 * 4) & 15;
                     let expected = e2m1(code) * e4m3(scales[at / BLOCK]);
@@ -618,8 +631,7 @@ mod tests {
             let matrix = Matrix::mx(rows, k, &codes[..], &exponents, 1.0).expect("a sound matrix");
             assert_eq!((matrix.scaling(), matrix.global().value()), (Scaling::MxFp4, 1.0));
             for order in [Codes::Halves, Codes::Bfloats, Codes::Nibbles] {
-                let packed = pack_as(&matrix, order, &Team::new(Alone));
-                assert_eq!(packed.len(), packed_bytes(rows, k, Scaling::MxFp4));
+                let packed = packed_as(&matrix, order);
                 for (at, value) in unpack(&packed, (order, Scales::ThirtyTwos), rows, k).into_iter().enumerate() {
                     let code = codes[at / 2] >> (at % 2 * 4) & 15;
                     let expected = e2m1(code) * 2f64.powi(i32::from(exponents[at / 32]) - 127);
@@ -631,7 +643,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_what_elements_and_bits_one_by_one_make() {
-        let (team, mut rng) = (Team::new(Alone), fastrand::Rng::with_seed(5));
+        let mut rng = fastrand::Rng::with_seed(5);
         for rows in [1, 8, 31, 32, 33, 65] {
             for k in [16, 32, 48, 64, 80, 96, 112, 128, 160, 208] {
                 let codes: Vec<u8> = (0..rows * k / 2).map(|_| rng.u8(..)).collect();
@@ -640,7 +652,7 @@ mod tests {
                 let scales: Vec<u8> = std::iter::repeat_with(scale).take(rows * k / BLOCK).collect();
                 let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
                 let text = format!("{rows} × {k}");
-                assert_eq!(pack_codes(&matrix, &team), oracle::pack_codes(&matrix), "codes of {text}");
+                assert_eq!(packed_codes(&matrix), oracle::pack_codes(&matrix), "codes of {text}");
                 let mut matrices = vec![matrix];
                 if k.is_multiple_of(MX_BLOCK) {
                     let exponents: Vec<u8> = (0..rows * k / MX_BLOCK).map(|_| rng.u8(60..160)).collect();
@@ -650,7 +662,7 @@ mod tests {
                     .iter()
                     .flat_map(|matrix| [Codes::Halves, Codes::Bfloats, Codes::Nibbles].map(|order| (matrix, order)))
                 {
-                    let (found, expected) = (pack_as(matrix, order, &team), oracle::pack_as(matrix, order));
+                    let (found, expected) = (packed_as(matrix, order), oracle::pack_as(matrix, order));
                     assert_eq!(found, expected, "{order:?} of {text}, {}", matrix.scaling());
                 }
             }
@@ -674,8 +686,7 @@ mod tests {
         for (rows, k) in [(1, 16), (65, 80), (254, 256)] {
             let (codes, scales) = everything(rows, k);
             let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
-            let packed = pack_codes(&matrix, &Team::new(Alone));
-            assert_eq!(packed.len(), packed_bytes(rows, k, Scaling::NvFp4));
+            let packed = packed_codes(&matrix);
             let across = k.div_ceil(CHUNK_DEPTH);
             for (row, column) in (0..rows).flat_map(|row| (0..k).map(move |column| (row, column))) {
                 let chunk = (row / CHUNK_ROWS * across + column / CHUNK_DEPTH) * CHUNK_BYTES as usize;

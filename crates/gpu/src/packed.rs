@@ -46,7 +46,8 @@ impl<M> PackedGroup<M> {
     ) -> Result<Self> {
         let mut bytes = 0;
         let mut each = |matrix: &Matrix<'_>| {
-            let packed = family.pack(matrix, Codes::Halves, scaling, team)?;
+            let mut packed = vec![0; family.packed_bytes(matrix.rows(), matrix.k(), scaling)];
+            family.pack(matrix, (Codes::Halves, scaling), team, &mut packed)?;
             bytes += packed.len();
             let lift = op::precision::weight_lift(matrix);
             Ok(PackedMatrix { global: matrix.global(), lift, memory: place(packed)? })

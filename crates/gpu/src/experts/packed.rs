@@ -47,14 +47,19 @@ impl PackedExpert {
         }
         // Codes times scales lack the intermediate's global scale.
         let quantised = (shape.intermediate == Intermediate::NvFp4).then(|| expert.intermediate_scale());
-        let (mut packed, mut factors, mut biases) = (Vec::new(), [[0.0; 2]; 3], <[Vec<f32>; 3]>::default());
+        let (mut factors, mut biases) = ([[0.0; 2]; 3], <[Vec<f32>; 3]>::default());
+        let sizes = shape.matrix_bytes(family);
+        let mut packed = vec![0; sizes.iter().sum()];
+        let mut rest = &mut packed[..];
         let rounded = shape.precision == Precision::Fp8;
         let mut lifts = vec![0.0; if rounded { 3 } else { 0 }];
         let up = expert.up().matrices().enumerate().map(|(index, matrix)| (index, matrix, expert.up().bias(index)));
         let down = expert.down().matrices().map(|matrix| (2, matrix, expert.down().bias(0)));
-        for (place, matrix, bias) in up.chain(down) {
+        for ((place, matrix, bias), bytes) in up.chain(down).zip(sizes) {
             let product = if place == 2 { shape.down() } else { shape.gate_up() };
-            packed.extend(family.pack(matrix, product.codes, product.scaling, team)?);
+            let (zeros, others) = rest.split_at_mut(bytes);
+            family.pack(matrix, (product.codes, product.scaling), team, zeros)?;
+            rest = others;
             let of_tokens = quantised.filter(|_| place == 2).map_or(1.0, GlobalScale::value);
             let lift = if rounded { precision::weight_lift(matrix) } else { 0 };
             if let Some(word) = lifts.get_mut(place) {

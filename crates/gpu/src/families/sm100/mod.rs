@@ -70,8 +70,15 @@ impl Family for Sm100 {
         slabs::LAYOUT
     }
 
-    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes, of_weights: Scaling, team: &Team) -> Result<Vec<u8>> {
-        Ok(slabs::pack(&matrix.in_scaling(self.scaling(of_weights))?, team))
+    fn pack(
+        &self,
+        matrix: &Matrix<'_>,
+        (_, of_weights): (Codes, Scaling),
+        team: &Team,
+        zeros: &mut [u8],
+    ) -> Result<()> {
+        slabs::pack(&matrix.in_scaling(self.scaling(of_weights))?, team, zeros);
+        Ok(())
     }
 
     fn packed_bytes(&self, rows: usize, k: usize, _of_weights: Scaling) -> usize {

@@ -49,12 +49,11 @@ fn slab_bytes(rows: usize) -> usize {
     blocks * (BLOCK_ROWS * ROW_BYTES + SCALE_BYTES) as usize
 }
 
-/// Packs a matrix on a team's threads.
-pub fn pack(matrix: &Matrix<'_>, team: &Team) -> Vec<u8> {
-    let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k())];
-    let slabs = packed.chunks_mut(slab_bytes(matrix.rows())).enumerate();
+/// Packs a matrix on a team's threads, where there are as many zeros as [`packed_bytes`] says.
+pub fn pack(matrix: &Matrix<'_>, team: &Team, zeros: &mut [u8]) {
+    debug_assert_eq!(zeros.len(), packed_bytes(matrix.rows(), matrix.k()));
+    let slabs = zeros.chunks_mut(slab_bytes(matrix.rows())).enumerate();
     team.for_each(slabs, |(slab, bytes)| pack_slab(matrix, slab * DEPTH as usize, bytes));
-    packed
 }
 
 fn pack_slab(matrix: &Matrix<'_>, column: usize, slab: &mut [u8]) {
@@ -116,6 +115,12 @@ mod tests {
         values
     }
 
+    fn packed(matrix: &Matrix<'_>) -> Vec<u8> {
+        let mut packed = vec![0; packed_bytes(matrix.rows(), matrix.k())];
+        pack(matrix, &Team::new(Alone), &mut packed);
+        packed
+    }
+
     #[test]
     fn every_value_survives_packing_and_no_scale_is_more_than_twice_what_it_scales() {
         let finite: Vec<u8> = (0..=255).filter(|scale| scale & 0x7f != 0x7f).collect();
@@ -124,8 +129,7 @@ mod tests {
                 (0..rows * k / 2).map(|at| if at / 8 % 5 == 0 { 0x80 } else { (at * 7) as u8 }).collect();
             let scales: Vec<u8> = (0..rows * k / BLOCK).map(|at| finite[at % finite.len()]).collect();
             let matrix = Matrix::new(rows, k, &codes[..], &scales[..], 1.0).expect("a sound matrix");
-            let packed = pack(&matrix, &Team::new(Alone));
-            assert_eq!(packed.len(), packed_bytes(rows, k));
+            let packed = packed(&matrix);
             let mut expected = vec![0.0; k];
             for (row, found) in unpack(&packed, rows, k).chunks_exact(k).enumerate() {
                 matrix.unscaled_row(row, &mut expected);
@@ -135,7 +139,7 @@ mod tests {
             assert!(used <= rows * k * 9 / 16, "the padding is zero");
         }
         let zeros = Matrix::new(1, 16, vec![0x08; 8], vec![0x7e], 1.0).expect("a sound matrix");
-        assert!(pack(&zeros, &Team::new(Alone))[128 * 128..].iter().all(|scale| *scale == 0));
+        assert!(packed(&zeros)[128 * 128..].iter().all(|scale| *scale == 0));
     }
 
     #[test]

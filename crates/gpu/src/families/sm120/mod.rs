@@ -66,8 +66,15 @@ impl Family for Sm120 {
         pack::CODES_LAYOUT
     }
 
-    fn pack(&self, matrix: &Matrix<'_>, _codes: Codes, of_weights: Scaling, team: &Team) -> Result<Vec<u8>> {
-        Ok(pack::pack_codes(&matrix.in_scaling(self.scaling(of_weights))?, team))
+    fn pack(
+        &self,
+        matrix: &Matrix<'_>,
+        (_, of_weights): (Codes, Scaling),
+        team: &Team,
+        zeros: &mut [u8],
+    ) -> Result<()> {
+        pack::pack_codes(&matrix.in_scaling(self.scaling(of_weights))?, team, zeros);
+        Ok(())
     }
 
     fn expansion(&self, activation: Activation) -> Option<TokenForm> {
