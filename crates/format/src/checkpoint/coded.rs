@@ -275,7 +275,7 @@ impl<'a> Coded<'a> {
             };
         }
         let kept = bytes[range].chunks_exact(width).skip(start).step_by(step).take(count);
-        Cow::Owned(kept.flatten().copied().collect())
+        Cow::Owned(kept.collect::<Vec<_>>().concat())
     }
 
     /// Codes and scales out of ggml's blocks.
