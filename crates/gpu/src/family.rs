@@ -232,6 +232,11 @@ pub trait ExpertKernel: fmt::Debug + Send + Sync {
     /// Whether warps that share a tile's columns split k and add their sums in the end.
     fn shares_k(&self) -> bool;
 
+    /// Columns of a tile that are finished together.
+    fn piece(&self) -> u32 {
+        self.tile()[1]
+    }
+
     /// The kernel that finds its tiles by itself, if there is one.
     fn direct(&self, _direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
         None

@@ -12,16 +12,21 @@
 //! as well: each computes a part of t, and all add up those parts in the same order. On targets without clusters, and
 //! where bits must not depend on the number of tokens, each computes all of t.
 //!
+//! Where the products of one or two tokens find their tiles themselves ([`crate::phases::direct`]), there is no sort,
+//! and rows are entries: each block finds out whose its own is, all of its warps alike. What the second product has
+//! added, both products compute themselves ([`crate::phases::low_rank`]).
+//!
 //! Rows without an adapter are neither read nor written, and a block that has no others ends when it knows that.
 //!
 //! **Sums by tensor cores.** A multiplication takes sixteen products and the sum before, each cut off at 2⁻²³ of the
 //! largest at worst: 34·ε of all magnitudes, for each of a warp's k/128 or two. That is less than a third of the (k +
 //! 1)·ε that [`op::adapters`] grants, from a k of 256 on. Below that the count alone does not say so.
 //!
-//! **When.** Before the first product, the kernel waits for the sort and only then lets the product begin, which
-//! thereby knows what the sort has left: it waits for this kernel only where it adds. Behind the second, A and B of few
-//! rows are asked for before that product is waited for. A kernel that began beside the sort, by entries, was slower:
-//! the product could then be launched only when the sort and A·x were over.
+//! **When.** Before the first product, the kernel waits for the sort, or for the launch before the call, and only then
+//! lets the product begin. That thereby knows what the sort, or that launch, has left, and waits for this kernel only
+//! where it adds. Behind the second, A and B of few rows are asked for before that product is waited for. A kernel that
+//! began beside the sort, by entries, was slower: the product could then be launched only when the sort and A·x were
+//! over.
 //!
 //! How A and B lie in memory is in [`super::adapters`].
 
@@ -33,9 +38,10 @@ use ptx::{
 };
 
 use super::adapters::RANKS;
+use super::whose::{Found, Whose, word};
 use super::{NOBODY, Portable, await_predecessor, launch_dependents};
 use crate::expand::{self, Float, UNIT};
-use crate::phases::route::warp_sum;
+use crate::phases::route::{Ids, warp_sum};
 use crate::phases::sum::{floats, load, store};
 
 /// Warps and threads of a block.
@@ -72,6 +78,8 @@ pub struct AdaptSpec {
     /// Whether it comes before the first product, and not behind the second: x has a row per token then, and not per
     /// row, and what is added is left by itself.
     pub first: bool,
+    /// How a block finds its row, which is an entry then, where tokens are so few that there is no sort.
+    pub entries: Option<Ids>,
     /// Whether sums are multiplied with a factor per row.
     pub factored: bool,
     /// The type of A and B.
@@ -169,8 +177,8 @@ impl Portable for AdaptSpec {
 
 /// Builds the kernel. Its arguments, in order: x `[tokens or rows, 8·units]`; A; B's columns; scalings `[adapters]`; a
 /// factor per row, if there are some; the order, if x has a row per token, and experts of a token; owners, adapters of
-/// rows, layout; rows, experts, adapters; `[rows, matrices, columns]` for what is added, or to add it to; units of a
-/// row of x, and columns.
+/// rows, layout; or for entries ids, or what they are chosen by, experts of a token, and adapters of tokens; rows,
+/// experts, adapters; `[rows, matrices, columns]` for what is added, or to add it to; units of a row of x, and columns.
 pub fn kernel(spec: AdaptSpec, target: Target) -> Result<Kernel, Error> {
     let cluster = spec.clustered.then_some([1, 1, spec.parts]);
     let launch = LaunchBounds { threads: THREADS, cluster, min_blocks: Some(spec.resident()) };
@@ -221,13 +229,7 @@ struct Adapt {
     b: Reg<U64>,
     scalings: Reg<U64>,
     factors: Option<Reg<U64>>,
-    order: Option<(Reg<U64>, Reg<U32>)>,
-    owners: Reg<U64>,
-    chosen: Reg<U64>,
-    layout: Reg<U64>,
-    rows: Reg<U32>,
-    experts: Reg<U32>,
-    count: Reg<U32>,
+    whose: Whose,
     deltas: Reg<U64>,
     units: Reg<U32>,
     columns: Reg<U32>,
@@ -284,9 +286,7 @@ impl Adapt {
     fn declare(k: &mut Builder, spec: AdaptSpec) -> Self {
         let [x, a, b, scalings] = ["x", "a", "b", "scalings"].map(|name| k.pointer(name));
         let factors = spec.factored.then(|| k.pointer("factors"));
-        let order = spec.first.then(|| (k.pointer("order"), k.param("top")));
-        let [owners, chosen, layout] = ["owners", "chosen", "layout"].map(|name| k.pointer(name));
-        let [rows, experts, count] = ["rows", "experts", "count"].map(|name| k.param(name));
+        let whose = Whose::declare(k, spec.entries, spec.first);
         let deltas = k.pointer("deltas");
         let [units, columns] = ["units", "columns"].map(|name| k.param(name));
         let row_bytes = 4 * spec.rank * spec.together;
@@ -300,13 +300,7 @@ impl Adapt {
             b,
             scalings,
             factors,
-            order,
-            owners,
-            chosen,
-            layout,
-            rows,
-            experts,
-            count,
+            whose,
             deltas,
             units,
             columns,
@@ -325,49 +319,32 @@ impl Adapt {
         }
     }
 
-    /// Looks up a block's rows, and leaves what theirs is multiplied with. Behind the last row there is room for what
-    /// nobody has written, and what that says is not looked at.
+    /// Looks up a block's rows, and leaves what theirs is multiplied with.
     fn find(&self, k: &mut Builder) -> Rows {
-        let last = k.sub(self.rows, 1);
         let own = k.min(self.lane, self.spec.together - 1);
         let row = k.add(self.first_row, own);
-        let place = k.min(row, last);
-        let word = |k: &mut Builder, base, index| {
-            let at = k.mul_wide_add(index, 4, base);
-            k.load::<U32, Global>(Addr::of(at))
-        };
-        let (end, chosen, owner, entry) = k.phase("find", |k| {
-            let end = word(k, self.layout, self.experts);
-            let (chosen, owner) = (word(k, self.chosen, place), word(k, self.owners, place));
-            (end, chosen, owner, self.order.map(|(order, _)| word(k, order, place)))
-        });
-        let x = match (self.order, entry) {
-            (Some((_, top)), Some(entry)) => {
-                let exists = k.lt(row, end);
-                let entry = k.select(exists, entry, 0);
-                k.div(entry, top)
-            }
-            _ => place,
-        };
-        let (exists, known) = (k.lt(row, end), k.lt(chosen, self.count));
+        let Found { x, expert, adapter, adapted } = self.whose.find(k, row, self.lane);
         let first = k.lt(self.lane, self.spec.together);
-        let adapted = k.both(exists, known);
         let adapted = k.both(adapted, first);
         let adapted = self.slot.map_or(adapted, |slot| {
             // Neighbours among experts, and their adapters, are different blocks'.
-            let number = k.mul_add(owner, 2, chosen);
+            let number = k.mul_add(expert, 2, adapter);
             let number = k.rem(number, self.spec.slots);
             let own = k.eq(number, slot);
             k.both(adapted, own)
         });
-        let key = k.mul_add(chosen, self.experts, owner);
+        let key = k.mul_add(adapter, self.whose.experts, expert);
         let key = k.select(adapted, key, NOBODY);
         let leaves = k.eq(self.warp, 0);
         let leaves = k.both(leaves, adapted);
         k.if_(leaves, |k| {
-            let scaling = word(k, self.scalings, chosen);
+            let scaling = word(k, self.scalings, adapter);
             let factor = match self.factors {
-                Some(factors) => word(k, factors, place),
+                Some(factors) => {
+                    let last = self.whose.last(k);
+                    let place = k.min(row, last);
+                    word(k, factors, place)
+                }
                 None => k.variable(1f32.to_bits()),
             };
             let base = k.shared_address(self.terms);

@@ -35,6 +35,7 @@ use crate::families::experts;
 use crate::launch::{Argument, Launch};
 use crate::phases::direct::{Direct, MOST_ENTRIES};
 use crate::phases::experts::{FACTOR_BYTES, LIFT_BYTES};
+use crate::phases::low_rank::{LEAST_PIECE, LowRank};
 use crate::phases::tokens::Tokens;
 use crate::products::{ProductOperands, ProductShape};
 use crate::round;
@@ -64,10 +65,12 @@ struct Between {
     gated: u64,
     made: u64,
     partial: u64,
-    /// What adapters need: the entry of every row, its adapter, and what is added to the first product's sums.
+    /// What adapters need: the entry of every row, its adapter, and what is added to the first product's sums; and the
+    /// pieces of what is added to the second one's, where entries are few.
     order: u64,
     chosen: u64,
     deltas: u64,
+    pieces: u64,
     /// Layouts of lots of slots, and for each of the two lots that are brought over layout and weights.
     of_slots: u64,
     brought: [[u64; 2]; 2],
@@ -109,6 +112,12 @@ impl Between {
             order: take(shape.adapted.map_or(0, |_| 4 * entries)),
             chosen: take(shape.adapted.map_or(0, |_| 4 * entries)),
             deltas: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
+            pieces: take(
+                shape
+                    .adapted
+                    .filter(|_| entries <= MOST_ENTRIES.into())
+                    .map_or(0, |adapted| 4 * entries * u64::from(adapted.rank) * inner.div_ceil(LEAST_PIECE)),
+            ),
             of_slots: take(lots.map_or(0, |lots| u64::from(lots.of_slots) * lots.layout_bytes())),
             brought: lots.map_or([[0; 2]; 2], |lots| lots.places(brought)),
             end: 0,
@@ -220,19 +229,19 @@ pub fn launches(
     let mut all: Vec<Launch> = maker.route().into_iter().chain(maker.share()).chain(maker.place()).collect();
     let sends = call.placement.is_some_and(|placement| placement.sends());
     let host = sends.then(|| HostPart { after: all.len(), send: maker.send() });
-    if let Some(both) = maker.direct() {
-        all.extend(both);
+    if let Some(few) = maker.direct() {
+        all.extend(few);
         return LayerLaunches { all, host: None, fetches: Vec::new() };
     }
     all.extend(maker.round_tokens());
     all.push(maker.sort());
     all.extend(maker.round_rows());
-    all.extend(maker.adapt(Half::GateUp));
+    all.extend(maker.adapt(Half::GateUp, false));
     let mut fetches = Vec::new();
     maker.product(Half::GateUp, brought.as_ref(), &mut all, &mut fetches);
     all.extend(maker.between());
     maker.product(Half::Down, brought.as_ref(), &mut all, &mut fetches);
-    all.extend(maker.adapt(Half::Down));
+    all.extend(maker.adapt(Half::Down, false));
     all.push(maker.combine());
     LayerLaunches { all, host, fetches }
 }
@@ -578,8 +587,9 @@ impl Maker<'_> {
         }
     }
 
-    /// What adapters add to the first product's sums, before it, or to the second one's, behind it.
-    fn adapt(&self, half: Half) -> Option<Launch> {
+    /// What adapters add to the first product's sums, before it, or to the second one's, behind it: of sorted rows, or
+    /// of entries.
+    fn adapt(&self, half: Half, of_entries: bool) -> Option<Launch> {
         let (shape, between, adapters) = (self.shape, &self.between, &self.weights.adapters);
         let AdaptedShape { rank, numbers, adapters: count } = shape.adapted?;
         let (x, [k, columns], float, matrices) = match half {
@@ -592,7 +602,21 @@ impl Maker<'_> {
         let first = half == Half::GateUp;
         let factored = first && shape.on_input;
         let (together, slots, parts, clustered) = (1, 1, 1, false);
-        let spec = AdaptSpec { x: float, first, factored, numbers, matrices, rank, together, slots, parts, clustered };
+        let (ids, found_by) = self.found_by();
+        let entries = of_entries.then_some(ids);
+        let spec = AdaptSpec {
+            x: float,
+            first,
+            entries,
+            factored,
+            numbers,
+            matrices,
+            rank,
+            together,
+            slots,
+            parts,
+            clustered,
+        };
         // What a token's bits are must not depend on how many there are.
         let shares = self.kernels.family.target().has(Feature::Clusters) && !shape.invariant;
         let spec = spec.placed([self.entries, k, columns], shares);
@@ -600,10 +624,14 @@ impl Maker<'_> {
         let mut arguments =
             [x, adapters.a[number], adapters.b[number], adapters.scalings].map(Argument::Pointer).to_vec();
         arguments.extend(factored.then_some(Argument::Pointer(between.factors)));
-        if first {
-            arguments.extend([Argument::Pointer(between.order), Argument::U32(shape.top)]);
+        if of_entries {
+            arguments.extend(found_by);
+            arguments.extend([Argument::U32(shape.top), Argument::Pointer(self.call.adapters)]);
+        } else {
+            arguments.extend(first.then_some(Argument::Pointer(between.order)));
+            arguments.extend(first.then_some(Argument::U32(shape.top)));
+            arguments.extend([between.owners, between.chosen, between.layout].map(Argument::Pointer));
         }
-        arguments.extend([between.owners, between.chosen, between.layout].map(Argument::Pointer));
         arguments.extend([self.entries, shape.experts, count].map(Argument::U32));
         arguments.push(Argument::Pointer(if first { between.deltas } else { between.partial }));
         arguments.extend([k / 8, columns].map(Argument::U32));
@@ -672,28 +700,29 @@ impl Maker<'_> {
         }
     }
 
-    /// Both launches of a call with so few tokens that the products need no others.
-    fn direct(&self) -> Option<[Launch; 2]> {
-        let (shape, call, kernels) = (self.shape, self.call, self.kernels);
-        let few = self.entries <= MOST_ENTRIES && call.tokens <= kernels.direct;
+    /// Whether tokens are so few that the products may find their tiles themselves, where there are kernels for that.
+    fn is_few(&self) -> bool {
+        let (shape, call) = (self.shape, self.call);
+        let few = self.entries <= MOST_ENTRIES && call.tokens <= self.kernels.direct;
         let few = few && (call.choice != Choice::Everyone || call.tokens == 1);
         // Rows of 16 bits would take more registers than there are.
         let plain = shape.precision == Precision::Exact && shape.partial == Output::F32;
         let plain = plain && shape.step().is_none() && !shape.scaled[0];
-        let none_besides = call.placement.is_none() && shape.adapted.is_none() && !shape.on_input;
-        if !(few && plain && none_besides) {
+        // What adapters add to the second product is summed by tiles.
+        let varies = shape.adapted.is_some() && shape.invariant;
+        few && plain && call.placement.is_none() && !shape.on_input && !varies
+    }
+
+    /// The launches of a call with so few tokens: both products, and before them what adapters add to the first.
+    fn direct(&self) -> Option<Vec<Launch>> {
+        if !self.is_few() {
             return None;
         }
-        let (ids, found_by) = match call.choice {
-            Choice::Logits { spec, .. } => (Ids::Routed(spec), self.logits()),
-            Choice::Given { ids, wide, .. } => {
-                (if wide { Ids::Wide } else { Ids::Narrow }, vec![Argument::Pointer(ids)])
-            }
-            Choice::Everyone => (Ids::Everyone, Vec::new()),
-        };
-        let (top, sums) = (shape.top, self.combine_spec());
-        let gate_up = kernels.gate_up.direct(Direct { ids, top, sums: None })?;
-        let down = kernels.down.direct(Direct { ids, top, sums: Some(sums) })?;
+        let (shape, call, kernels) = (self.shape, self.call, self.kernels);
+        let (ids, found_by) = self.found_by();
+        let (top, sums, low_rank) = (shape.top, self.combine_spec(), self.low_rank());
+        let gate_up = kernels.gate_up.direct(Direct { ids, top, sums: None, low_rank })?;
+        let down = kernels.down.direct(Direct { ids, top, sums: Some(sums), low_rank })?;
         // Rows are not copied, so there is room for counters.
         let counters = [Argument::U32(call.tokens), Argument::Pointer(self.between.rows)];
         let cleared = call.tokens * shape.hidden.div_ceil(down.tile()[1]);
@@ -705,22 +734,49 @@ impl Maker<'_> {
         second.extend(weighted.then_some(Argument::Pointer(self.entry_weights())));
         second.extend(call.addend.map(|(_, at)| Argument::Pointer(at)));
         second.push(Argument::Pointer(call.out));
-        let experts = shape.experts;
+        if low_rank.is_some() {
+            let adapters = &self.weights.adapters;
+            first.extend([adapters.a[1], self.between.pieces].map(Argument::Pointer));
+            second.extend([adapters.b[1], adapters.scalings].map(Argument::Pointer));
+        }
+        let [tokens, gated] = self.few_operands();
+        let (multiprocessors, entries) = (self.site.multiprocessors, self.entries);
+        let shapes = [shape.gate_up(), ProductShape { added: low_rank.is_some(), ..shape.down() }];
+        let rows = [call.tokens, entries];
+        let gate_up = experts::launch_direct(&*gate_up, (&shapes[0], &tokens), rows, first, multiprocessors);
+        let down = experts::launch_direct(&*down, (&shapes[1], &gated), [entries; 2], second, multiprocessors);
+        Some(self.adapt(Half::GateUp, true).into_iter().chain([gate_up, down]).collect())
+    }
+
+    /// What both products of few tokens are given: tokens where they are, and adapters of tokens.
+    fn few_operands(&self) -> [ProductOperands; 2] {
+        let experts = self.shape.experts;
         let (layout, matrices, stride) = (0, self.weights.matrices, self.stride());
         let lot = |half| Lot { first: 0, experts, layout, matrices: matrices + self.bytes_before(half), stride };
-        let tokens = ProductOperands { rows: call.x, ..self.gate_up(&lot(Half::GateUp)) };
-        let gated = self.down(&lot(Half::Down));
-        let (multiprocessors, entries) = (self.site.multiprocessors, self.entries);
-        Some([
-            experts::launch_direct(
-                &*gate_up,
-                (&shape.gate_up(), &tokens),
-                [call.tokens, entries],
-                first,
-                multiprocessors,
-            ),
-            experts::launch_direct(&*down, (&shape.down(), &gated), [entries; 2], second, multiprocessors),
-        ])
+        let count = self.shape.adapted.map_or(0, |adapted| adapted.adapters);
+        let added = |what| (self.call.adapters, count, what);
+        let tokens = self.gate_up(&lot(Half::GateUp));
+        [
+            ProductOperands { rows: self.call.x, added: added(self.between.deltas), ..tokens },
+            ProductOperands { added: added(self.between.pieces), ..self.down(&lot(Half::Down)) },
+        ]
+    }
+
+    /// How blocks of few tokens find entries, and the arguments for that.
+    fn found_by(&self) -> (Ids, Vec<Argument>) {
+        match self.call.choice {
+            Choice::Logits { spec, .. } => (Ids::Routed(spec), self.logits()),
+            Choice::Given { ids, wide, .. } => {
+                (if wide { Ids::Wide } else { Ids::Narrow }, vec![Argument::Pointer(ids)])
+            }
+            Choice::Everyone => (Ids::Everyone, Vec::new()),
+        }
+    }
+
+    /// What adapters add to the second product, where tokens are few.
+    fn low_rank(&self) -> Option<LowRank> {
+        let AdaptedShape { rank, numbers, .. } = self.shape.adapted?;
+        Some(LowRank { rank, numbers, pieces: self.shape.inner.div_ceil(self.kernels.gate_up.piece()) })
     }
 
     fn combine_spec(&self) -> CombineSpec {

@@ -6,9 +6,10 @@
 //! the products are the family's with the layout that `sort` leaves, `between` makes what the first one leaves what the
 //! second one takes, where experts differ in that, and `combine` adds up what a token's experts made of it. `share`
 //! weighs an expert that computes every token, where it has a gate of its own. `adapt` adds what low-rank `adapters` do
-//! to both products. Where some experts are not in the device's memory, `place` tells theirs from the others' entries,
-//! `send` brings their tokens to the host, and [`crate::away`] has it compute them meanwhile; or, with many rows,
-//! `fetch` brings their weights to the device, `lots` by lots, in the `order` that keeps them from being overwritten.
+//! to both products, by `whose` rows are. Where some experts are not in the device's memory, `place` tells theirs from
+//! the others' entries, `send` brings their tokens to the host, and [`crate::away`] has it compute them meanwhile; or,
+//! with many rows, `fetch` brings their weights to the device, `lots` by lots, in the `order` that keeps them from
+//! being overwritten.
 
 pub mod adapt;
 pub mod adapters;
@@ -28,6 +29,7 @@ pub mod send;
 pub mod shape;
 pub mod share;
 pub mod sort;
+mod whose;
 
 use std::fmt;
 use std::hash::Hash;

@@ -10,11 +10,19 @@
 //!
 //! The second product begins when all blocks of the first one have waited for what ids are made of, so it need not wait
 //! for that; but it reads past L1, which may still have what was there before.
+//!
+//! **With adapters** ([`super::low_rank`]) there is a launch before the first product, which leaves what they add to
+//! that. All of its blocks wait for the call before, and only then let the first product begin. So the first product
+//! knows by its own beginning that tokens and ids are there, and that nobody uses the workspace any more: it reads ids
+//! past L1, clears the counters, and waits only before it adds. The second product begins when all blocks of the first
+//! one have begun, and so knows the same. Whoever waits for the first product has waited for all before it, since each
+//! of its blocks, with tiles or without, waits before it ends.
 
-use ptx::instr::LoadOrder;
+use ptx::instr::{LoadOrder, ShuffleMode};
 use ptx::{Addr, Builder, F32, Global, Pred, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
 
 use super::NOBODY;
+use super::low_rank::{Beside, LowRank};
 use super::route::{Ids, Logits};
 use super::sum::{self, CombineSpec, Found, TOGETHER};
 
@@ -30,6 +38,8 @@ pub struct Direct {
     pub top: u32,
     /// What the second product adds up.
     pub sums: Option<CombineSpec>,
+    /// What tokens may have added to both products, if anything.
+    pub low_rank: Option<LowRank>,
 }
 
 /// Bytes of a row that a thread adds at a time: so few that warps have rows of all experts under way together.
@@ -52,10 +62,9 @@ enum Kept {
     /// By entries: their ids, where these are chosen here, and their weights.
     Ids = 68,
     Weights = 100,
+    /// And the adapters of their tokens, where these may have some.
+    Adapters = 132,
 }
-
-/// Bytes of it.
-pub(super) const KEPT_BYTES: u32 = 4 * (Kept::Weights as u32 + MOST_ENTRIES);
 
 /// The arguments.
 pub(super) struct Work {
@@ -69,9 +78,12 @@ pub(super) struct Work {
     /// How many the first product clears.
     cleared: Option<Reg<U32>>,
     sums: Option<Sums>,
+    /// What is multiplied beside the second product.
+    pub beside: Option<Beside>,
 }
 
-enum Source {
+/// Where ids come from.
+pub(crate) enum Source {
     Memory { at: Reg<U64>, wide: bool },
     Routed(Logits),
     Everyone,
@@ -95,15 +107,40 @@ pub(super) struct Rows {
     pub tiles: Reg<U32>,
 }
 
-impl Direct {
-    /// Declares the arguments, for so many experts.
-    pub(super) fn declare(self, k: &mut Builder, experts: u32) -> Work {
+impl Source {
+    pub fn declare(k: &mut Builder, ids: Ids) -> Self {
         let past_l1 = LoadOrder::Relaxed(Scope::Gpu);
-        let source = match self.ids {
-            Ids::Narrow | Ids::Wide => Source::Memory { at: k.pointer("ids"), wide: self.ids == Ids::Wide },
+        match ids {
+            Ids::Narrow | Ids::Wide => Source::Memory { at: k.pointer("ids"), wide: ids == Ids::Wide },
             Ids::Routed(spec) => Source::Routed(Logits::declare(k, spec).read_as(past_l1)),
             Ids::Everyone => Source::Everyone,
-        };
+        }
+    }
+
+    /// The id of an entry, the first, second and so on of a token's. All lanes of a warp ask for the same one.
+    pub fn expert(&self, k: &mut Builder, entry: Reg<U32>, [token, which, lane]: [Reg<U32>; 3]) -> Reg<U32> {
+        match self {
+            Source::Everyone => k.variable(0),
+            Source::Memory { at, wide } => given(k, *at, entry, *wide),
+            Source::Routed(logits) => {
+                let row = logits.row(k, token);
+                let chosen = logits.choose(k, row, lane);
+                k.shuffle(ShuffleMode::Index, chosen, which)
+            }
+        }
+    }
+}
+
+impl Direct {
+    /// Bytes of what a block keeps.
+    pub(super) fn kept_bytes(&self) -> u32 {
+        let last = if self.low_rank.is_some() { Kept::Adapters } else { Kept::Weights };
+        4 * (last as u32 + MOST_ENTRIES)
+    }
+
+    /// Declares the arguments, for so many experts.
+    pub(super) fn declare(self, k: &mut Builder, experts: u32) -> Work {
+        let source = Source::declare(k, self.ids);
         let (tokens, counters) = (k.param("count"), k.pointer("counters"));
         let cleared = self.sums.is_none().then(|| k.param("cleared"));
         let read = |spec: CombineSpec| spec.weighted && !matches!(self.ids, Ids::Routed(_));
@@ -113,8 +150,26 @@ impl Direct {
             addend: spec.addend.map(|_| k.pointer("addend")),
             out: k.pointer("results"),
         });
-        Work { direct: self, experts, source, tokens, counters, cleared, sums }
+        let beside = self.low_rank.map(|spec| Beside::declare(k, spec, experts, self.sums.is_some()));
+        Work { direct: self, experts, source, tokens, counters, cleared, sums, beside }
     }
+}
+
+/// An id in memory; one that 32 bits cannot hold is [`NOBODY`]'s.
+fn given(k: &mut Builder, ids: Reg<U64>, entry: Reg<U32>, wide: bool) -> Reg<U32> {
+    if !wide {
+        return fresh(k, ids, entry);
+    }
+    let at = Addr::<Global>::of(k.mul_wide_add(entry, 8, ids));
+    let [low, high]: [Reg<U32>; 2] = k.load_as(LoadOrder::Relaxed(Scope::Gpu), at);
+    let small = k.eq(high, 0);
+    k.select(small, low, NOBODY)
+}
+
+/// The number of the adapter of an entry's token, that a block keeps.
+pub(super) fn adapter(k: &mut Builder, region: SharedRegion, entry: Reg<U32>) -> Reg<U32> {
+    let at = word(k, region, Kept::Adapters, entry);
+    k.load(at)
 }
 
 /// A word of what is kept.
@@ -136,9 +191,15 @@ fn fresh(k: &mut Builder, array: Reg<U64>, index: Reg<U32>) -> Reg<U32> {
 }
 
 impl Work {
-    /// Every thread of a block of so many, once what ids are made of is there: makes the list. Threads have to meet
-    /// before they look at it.
-    pub fn find(&self, k: &mut Builder, region: SharedRegion, thread: Reg<U32>, threads: u32) {
+    /// Every thread of a block of so many, once what ids are made of is there: makes the list, with the tokens'
+    /// adapters where they may have some. Threads have to meet before they look at it.
+    pub fn find(
+        &self,
+        k: &mut Builder,
+        region: SharedRegion,
+        (thread, threads): (Reg<U32>, u32),
+        adapters: Option<Reg<U64>>,
+    ) {
         self.clear(k, thread, threads);
         let (warp, lane) = (k.shr(thread, 5), k.and(thread, 31));
         let warp = k.broadcast(warp);
@@ -147,7 +208,7 @@ impl Work {
             k.sync_threads();
         }
         let first = k.eq(warp, 0);
-        k.if_(first, |k| k.phase("list", |k| self.list(k, region, lane)));
+        k.if_(first, |k| k.phase("list", |k| self.list(k, region, lane, adapters)));
     }
 
     /// The first block clears the counters.
@@ -195,7 +256,7 @@ impl Work {
     }
 
     /// One warp lists the entries that are an expert's, or are to be counted.
-    fn list(&self, k: &mut Builder, region: SharedRegion, lane: Reg<U32>) {
+    fn list(&self, k: &mut Builder, region: SharedRegion, lane: Reg<U32>, adapters: Option<Reg<U64>>) {
         let top = self.direct.top;
         let entries = k.mul(self.tokens, top);
         let exists = k.lt(lane, entries);
@@ -207,6 +268,11 @@ impl Work {
             if let Some(weights) = self.sums.as_ref().and_then(|sums| sums.weights) {
                 let (weight, at) = (fresh(k, weights, lane), word(k, region, Kept::Weights, lane));
                 k.store(at, weight);
+            }
+            if let Some(adapters) = adapters {
+                let token = k.div(lane, top);
+                let (adapter, at) = (fresh(k, adapters, token), word(k, region, Kept::Adapters, lane));
+                k.store(at, adapter);
             }
         });
         let somebodys = k.ne(id, NOBODY);
@@ -257,15 +323,7 @@ impl Work {
                 let at = word(k, region, Kept::Ids, entry);
                 k.load(at)
             }
-            Source::Memory { at, wide } => {
-                if !wide {
-                    return fresh(k, *at, entry);
-                }
-                let at = Addr::<Global>::of(k.mul_wide_add(entry, 8, *at));
-                let [low, high]: [Reg<U32>; 2] = k.load_as(LoadOrder::Relaxed(Scope::Gpu), at);
-                let small = k.eq(high, 0);
-                k.select(small, low, NOBODY)
-            }
+            Source::Memory { at, wide } => given(k, *at, entry, *wide),
         }
     }
 

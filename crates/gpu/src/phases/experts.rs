@@ -8,6 +8,7 @@ use ptx::instr::LoadOrder;
 use ptx::{Addr, Builder, F32, Global, Pred, Reg, Scope, Shared, SharedRegion, SpecialRegister, U32, U64};
 
 use super::direct::{self, Direct};
+use super::low_rank::Beside;
 use crate::pack::{CHUNK_DEPTH, Codes};
 use crate::products::ProductShape;
 
@@ -23,8 +24,9 @@ pub struct Experts {
     pub follows: bool,
     /// What the words of weights are in order for.
     pub codes: Codes,
-    /// Whether rows may have something added to their sums. The launch before this one leaves that and nothing else,
-    /// and lets this one begin only when rows and layout are there: nobody waits for it but who adds.
+    /// Whether rows may have something added to their sums. The launch before this one leaves that, and lets this one
+    /// begin only when layout or ids are there; of a product that does not follow another one, rows are there, too:
+    /// nobody waits for it but who adds.
     pub added: bool,
     /// How tiles are found where tokens are few; else by the layout.
     pub direct: Option<Direct>,
@@ -44,7 +46,7 @@ impl Experts {
 
     /// Bytes of what a block keeps of the layout.
     pub fn layout_bytes(self) -> u32 {
-        self.direct.map_or(4 * (self.tile_words() + self.count + 1), |_| direct::KEPT_BYTES)
+        self.direct.map_or(4 * (self.tile_words() + self.count + 1), |direct| direct.kept_bytes())
     }
 }
 
@@ -106,10 +108,13 @@ struct Places {
     out: Reg<U64>,
 }
 
-/// Where what is added to sums is, `[rows, matrices, n]`, of rows whose adapter is one of so many.
+/// Where what is added to sums is, `[rows, matrices, n]` or in pieces ([`super::low_rank`]), of rows whose adapter is
+/// one of so many; and the adapters of rows or, where blocks find their tiles themselves, of tokens, of which they keep
+/// those of rows.
 #[derive(Clone, Copy)]
 struct AddedPlaces {
     chosen: Reg<U64>,
+    kept: Option<SharedRegion>,
     count: Reg<U32>,
     deltas: Reg<U64>,
     matrices: u32,
@@ -141,8 +146,18 @@ impl Deltas {
 
     /// What is added to a matrix's sum, where `theirs` says that something is.
     pub fn of(self, k: &mut Builder, matrix: u32, theirs: Pred) -> (Pred, Reg<F32>) {
-        let at = if matrix == 0 { self.at } else { k.mul_wide_add(self.matrix_bytes, matrix, self.at) };
-        (theirs, k.when(theirs, |k| k.load(Addr::<Global>::of(at))))
+        let at = self.place(k, matrix);
+        (theirs, k.when(theirs, |k| k.load(at)))
+    }
+
+    /// The same wherever it is, also where nobody has left anything.
+    pub fn read(self, k: &mut Builder, matrix: u32) -> Reg<F32> {
+        let at = self.place(k, matrix);
+        k.load(at)
+    }
+
+    fn place(self, k: &mut Builder, matrix: u32) -> Addr<Global> {
+        Addr::of(if matrix == 0 { self.at } else { k.mul_wide_add(self.matrix_bytes, matrix, self.at) })
     }
 }
 
@@ -176,6 +191,7 @@ impl ExpertWork {
         let rounded = tiles.rounded.then(|| ["row_scales", "lifts"].map(|name| k.pointer(name)));
         let added = experts.added.then(|| AddedPlaces {
             chosen: k.pointer("chosen"),
+            kept: None,
             count: k.param("adapters"),
             deltas: k.pointer("deltas"),
             matrices: tiles.matrices,
@@ -187,6 +203,18 @@ impl ExpertWork {
 
     pub fn declare_layout(&mut self, k: &mut Builder) {
         self.kept = Some(k.shared("layout", self.experts.layout_bytes(), 16));
+        if let (FoundBy::Direct(_), Some(added)) = (&self.found_by, &mut self.places.added) {
+            added.kept = self.kept;
+        }
+    }
+
+    /// What is multiplied beside the second product, where tiles are found here and tokens may have adapters; and where
+    /// the pieces of that are, for those who add it.
+    pub fn beside(&self) -> Option<(&Beside, Reg<U64>)> {
+        match (&self.found_by, self.places.added) {
+            (FoundBy::Direct(work), Some(added)) => Some((work.beside.as_ref()?, added.deltas)),
+            _ => None,
+        }
     }
 
     /// Whether the layout is there when this launch begins.
@@ -221,7 +249,10 @@ impl ExpertWork {
         let threads = self.tiles.threads;
         let layout = match &self.found_by {
             FoundBy::Layout(layout) => *layout,
-            FoundBy::Direct(work) => return work.find(k, self.kept(), thread, threads),
+            FoundBy::Direct(work) => {
+                let adapters = self.places.added.map(|added| added.chosen);
+                return work.find(k, self.kept(), (thread, threads), adapters);
+            }
         };
         for first in (0..words).step_by(threads as usize) {
             let index = k.add(thread, first);
@@ -386,6 +417,9 @@ impl Expert {
     /// The number of a row's adapter, if rows may have some.
     pub fn chosen(&self, k: &mut Builder, row: Reg<U32>) -> Option<Reg<U32>> {
         self.places.added.map(|added| {
+            if let Some(kept) = added.kept {
+                return direct::adapter(k, kept, row);
+            }
             let at = k.mul_wide_add(row, 4, added.chosen);
             k.load(Addr::<Global>::of(at))
         })

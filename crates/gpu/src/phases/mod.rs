@@ -3,6 +3,7 @@
 //! - [`table`]: the groups of a launch that the host knows, in a table among a kernel's parameters;
 //! - [`experts`]: those that only the device knows, the experts of a layer, in a layout in its memory;
 //! - [`direct`]: those of so few tokens that a block finds its tiles without a layout;
+//! - [`low_rank`]: what low-rank adapters add to the second product of those;
 //! - `groups`, `owner`: either of them, whose a tile is, and where its operands are;
 //! - [`tokens`]: what the tensor cores are given for tokens;
 //! - `slices`: codes and scales as pairs of 16-bit numbers;
@@ -20,6 +21,7 @@ pub mod experts;
 pub(crate) mod exponential;
 pub mod gates;
 pub(crate) mod groups;
+pub mod low_rank;
 pub(crate) mod owner;
 pub mod route;
 pub(crate) mod slices;

@@ -166,6 +166,43 @@ fn adapters_of_every_kind_are_right_on_every_backend() {
     });
 }
 
+/// Hopper's kernels take three launches for them, and two for a shared expert's own.
+#[test]
+fn one_and_two_tokens_with_adapters_of_every_kind_are_right() {
+    // A layer by itself; a shared expert, and one with a gate of its own; biases and another gate; one matrix.
+    let names = ["qwen3-30b-a3b", "deepseek-v3", "qwen3-next-80b", "gpt-oss-20b", "nemotron-3-nano"];
+    let cases = names.into_iter().enumerate().flat_map(|case| KINDS.iter().enumerate().map(move |kind| (case, kind)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|((index, name), (turn, kind))| {
+        let (model, backend) = (model(name), backends::by_name("sim").unwrap());
+        for tokens in [1, 2] {
+            let element = [Activation::BF16, Activation::F16][(index + turn + tokens) % 2];
+            let instance = model.instance(tokens, element, usize::MAX, (index + turn) as u64).unwrap();
+            let weights = instance.weights().unwrap();
+            let adapters = adapters_of(kind, &weights, turn as u64);
+            // One token has the last adapter.
+            let numbers: Vec<i32> = (0..tokens as i32).map(|token| adapters.len() as i32 - 1 - token).collect();
+            let adapted = Adapted::new(Arc::clone(&adapters), &numbers).unwrap();
+            let routed = instance.routed().unwrap().adapted(adapted).unwrap();
+            let engine = engine("sim", 1);
+            let layer = Experts::new(&engine, &weights, LayerOptions::default()).unwrap();
+            let result = layer.run(&engine, &instance.tokens, &routed, Output::F32).unwrap();
+            let reference = LayerReference {
+                weights: &weights,
+                intermediate: Intermediate::Tokens,
+                precision: Precision::Exact,
+                tokens: &instance.tokens,
+                routed: &routed,
+            };
+            let report = moe::check(&reference, 0..tokens, &result, &|a| backend.layer_arithmetic(a)).unwrap();
+            let first = report.first.as_ref().map(ToString::to_string).unwrap_or_default();
+            assert!(report.passed(), "{name}, {tokens} tokens, {}: {} wrong; {first}", kind.why, report.failures);
+            let without = layer.run(&engine, &instance.tokens, &instance.routed().unwrap(), Output::F32).unwrap();
+            let report = moe::check(&reference, 0..tokens, &without, &|a| backend.layer_arithmetic(a)).unwrap();
+            assert!(!report.passed(), "{name}, {}: adapters that are forgotten are noticed", kind.why);
+        }
+    });
+}
+
 /// A matrix with what a pair adds to it, in double precision.
 fn merged(matrix: &Matrix<'_>, pair: Option<(&LowRank, f32)>) -> Vec<Vec<f64>> {
     let k = matrix.k();

@@ -2,11 +2,7 @@
 //! precision.
 
 use bytemuck::cast_slice;
-use format::{Dense, Scaling};
-use gpu::expand::Float;
-use gpu::experts::For;
-use gpu::experts::adapt::AdaptSpec;
-use gpu::experts::adapters::{AdaptedShape, PackedAdapters};
+use format::Scaling;
 use gpu::experts::call::{Choice, LayerCall, LayerWeights};
 use gpu::experts::kernels::{LayerKernels, of_both};
 use gpu::experts::layer::{self, LayerSite};
@@ -21,17 +17,17 @@ use gpu::families::sm100::Sm100;
 use gpu::families::sm120::Sm120;
 use gpu::pack::Codes;
 use gpu::products::{ProductShape, UNDER, WARPS};
-use gpu::{Argument, Family, KernelSpec};
+use gpu::{Argument, Family};
 use half::{bf16, f16};
 use hammerhead_testkit::experts::{Layer, PLAIN as SHAPE, fp8_kinds, kinds, mx_kinds};
-use op::{Activation, Adapter, Adapters, Config, Epilogue, Gate, Intermediate, LowRank, Output, Own, Precision, Tile};
-use ptx::{Feature, Kernel};
+use op::{Activation, Config, Epilogue, Gate, Intermediate, Output, Own, Precision, Tile};
+use ptx::Kernel;
 use rayon::prelude::*;
 use sim::mutate::{Mutant, mutants};
 use sim::{Arg, Buffer, Gpu, Invocation, Limits, Mutants, Rules, Schedule};
 
 /// Every family.
-const FAMILIES: [&dyn Family; 4] = [&Sm90, &Sm80, &Sm120, &Sm100];
+pub(crate) const FAMILIES: [&dyn Family; 4] = [&Sm90, &Sm80, &Sm120, &Sm100];
 /// Those that take MXFP4's scales as they are, and those that widen them when weights are packed.
 const NATIVE: [&dyn Family; 2] = [&Sm90, &Sm80];
 const WIDENING: [&dyn Family; 2] = [&Sm120, &Sm100];
@@ -40,7 +36,7 @@ const WIDENING: [&dyn Family; 2] = [&Sm120, &Sm100];
 const PATIENCE: u64 = 10_000_000;
 
 /// The device of a family: one with as little shared memory as its GPUs have.
-fn facts(family: &dyn Family) -> Facts {
+pub(crate) fn facts(family: &dyn Family) -> Facts {
     match family.name() {
         "sm80" => Facts { shared_bytes: 99 << 10, ..Facts::a100() },
         "sm120" => Facts::rtx5090(),
@@ -50,7 +46,7 @@ fn facts(family: &dyn Family) -> Facts {
 }
 
 /// The kernels with tiles of so many tokens, or of as many as the family's next larger tile has.
-fn with_tile(family: &'static dyn Family, shape: &LayerShape, tile: u32) -> LayerKernels {
+pub(crate) fn with_tile(family: &'static dyn Family, shape: &LayerShape, tile: u32) -> LayerKernels {
     let tile = if family.name() == "sm100" { tile.next_multiple_of(16) } else { tile };
     plan::kernels_with_tile(family, shape, tile, &facts(family)).unwrap()
 }
@@ -60,13 +56,13 @@ fn chosen(family: &'static dyn Family, shape: &LayerShape, tokens: u32) -> Layer
 }
 
 /// A device with a layer's weights and a call's tensors.
-struct Trial {
-    layer: Layer,
-    gpu: Gpu,
-    weights: LayerWeights,
+pub(crate) struct Trial {
+    pub(crate) layer: Layer,
+    pub(crate) gpu: Gpu,
+    pub(crate) weights: LayerWeights,
     workspace: Buffer,
     out: Buffer,
-    call: LayerCall,
+    pub(crate) call: LayerCall,
     x: Vec<f32>,
     addend: Vec<f32>,
 }
@@ -95,7 +91,7 @@ fn uploaded(gpu: &mut Gpu, name: &str, activation: Activation, values: &mut [f32
 }
 
 impl Trial {
-    fn new(family: &dyn Family, shape: LayerShape, ids: &[i32], weights: &[f32], shared: bool) -> Self {
+    pub(crate) fn new(family: &dyn Family, shape: LayerShape, ids: &[i32], weights: &[f32], shared: bool) -> Self {
         Self::of(Layer::new(family, shape, 3, 5).unwrap(), ids, weights, shared)
     }
 
@@ -159,7 +155,7 @@ impl Trial {
     }
 
     /// What the launches leave, as numbers.
-    fn run(&self, kernels: &LayerKernels, schedule: Schedule) -> Vec<f32> {
+    pub(crate) fn run(&self, kernels: &LayerKernels, schedule: Schedule) -> Vec<f32> {
         let (launches, mut gpu) = (self.launches(kernels), self.gpu.clone());
         let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
         gpu.run_sequence(&sequence, schedule).unwrap_or_else(|fault| panic!("{fault}"));
@@ -167,7 +163,7 @@ impl Trial {
     }
 
     /// The kernels of a call, and how they are launched.
-    fn launches(&self, kernels: &LayerKernels) -> Vec<(Kernel, Invocation)> {
+    pub(crate) fn launches(&self, kernels: &LayerKernels) -> Vec<(Kernel, Invocation)> {
         let site = LayerSite { workspace: self.workspace.address, brought: 0, exchange: 0, multiprocessors: 3 };
         let launches = layer::launches(&self.layer.shape, kernels, &self.weights, &self.call, site).all;
         let built = launches.iter().map(|launch| {
@@ -178,7 +174,7 @@ impl Trial {
     }
 
     /// What a device holds behind a call, or the first byte that it has not written.
-    fn result(&self, gpu: &Gpu) -> Result<Vec<f32>, usize> {
+    pub(crate) fn result(&self, gpu: &Gpu) -> Result<Vec<f32>, usize> {
         let bytes = gpu.download(self.out)?;
         Ok(match self.layer.shape.output {
             Output::F32 => bytemuck::pod_collect_to_vec(bytes),
@@ -188,7 +184,7 @@ impl Trial {
     }
 
     /// The names of those mutants of a launch's kernel that no schedule tells from the kernel as it is.
-    fn missed(
+    pub(crate) fn missed(
         &self,
         (launches, at): (&[(Kernel, Invocation)], usize),
         broken: &[Mutant],
@@ -242,12 +238,12 @@ fn routed(shape: &LayerShape, ids: &[i32], weights: &[f32]) -> Vec<Vec<(u32, f32
         .collect()
 }
 
-fn weights(count: usize) -> Vec<f32> {
+pub(crate) fn weights(count: usize) -> Vec<f32> {
     (0..count).map(|at| 0.25 + (at % 5) as f32 / 8.0).collect()
 }
 
 /// Ids of 21 tokens: scattered, to one expert, to nobody, some out of range.
-fn routings() -> [(&'static str, Vec<i32>); 4] {
+pub(crate) fn routings() -> [(&'static str, Vec<i32>); 4] {
     let scattered = (0..21).flat_map(|t: i32| [t * 5 % 6, (t * 5 + 1 + t % 5) % 6]).collect();
     let one = (0..21).flat_map(|_| [4, -1]).collect();
     let strange = (0..21).flat_map(|t: i32| [t * 7 % 9 - 1, (t * 7 + 2) % 9 - 2]).collect();
@@ -616,188 +612,13 @@ fn mutants_are_caught(family: &'static dyn Family, shape: LayerShape, products: 
     }
 }
 
-/// Adapters of two kinds for a layer, which some tokens have: the numbers of those, and everything in a trial.
-fn adapted_trial(family: &dyn Family, shape: LayerShape, ids: &[i32]) -> Trial {
-    let mut rng = fastrand::Rng::with_seed(21);
-    let [hidden, inner] = [shape.hidden, shape.inner].map(|width| width as usize);
-    let mut dense = |rows: usize, k: usize, size: f32| {
-        let values: Vec<bf16> = (0..rows * k).map(|_| bf16::from_f32((rng.f32() * 2.0 - 1.0) * size)).collect();
-        Dense::new(rows, k, values, 1.0).unwrap()
-    };
-    let mut pair = |rank: usize, n: usize, k: usize| {
-        let a = dense(rank, k, 2.0 / (k as f32).sqrt());
-        Some(LowRank::new(&a, &dense(n, rank, 1.0)).unwrap())
-    };
-    let mut adapter = |rank: usize, scaling: f32| {
-        let mut expert = |_| [pair(rank, inner, hidden), pair(rank, inner, hidden), pair(rank, hidden, inner)];
-        Adapter { scaling, experts: (0..shape.experts).map(&mut expert).collect() }
-    };
-    let all = vec![adapter(16, 0.5), adapter(9, -1.5)];
-    let adapters = Adapters::new(all, shape.experts as usize, [hidden, inner, hidden]).unwrap();
-    let packed = PackedAdapters::new(&adapters, shape.gate).unwrap();
-    let mut trial =
-        Trial::new(family, LayerShape { adapted: Some(packed.shape), ..shape }, ids, &weights(ids.len()), false);
-    let numbers: Vec<i32> =
-        (0..ids.len() as i32 / shape.top as i32).map(|token| [1, -1, 0, 1, 2][token as usize % 5]).collect();
-    let numbers = trial.gpu.upload("adapters of tokens", cast_slice(&numbers));
-    trial.gpu.await_predecessor(numbers);
-    trial.call.adapters = numbers.address;
-    trial.weights.adapters = packed.placed(|bytes| Ok::<_, ()>(trial.gpu.upload("adapters", bytes).address)).unwrap();
-    trial
-}
-
-/// The launches of a layer with adapters, whose blocks have so many rows and are clusters of so many: sort, adapt, gate
-/// and up, down, adapt.
-fn adapted_launches(trial: &Trial, kernels: &LayerKernels, [together, parts]: [u32; 2]) -> Vec<(Kernel, Invocation)> {
-    let (shape, target) = (trial.layer.shape, kernels.family.target());
-    let AdaptedShape { rank, numbers, .. } = shape.adapted.unwrap();
-    let rows = trial.call.tokens * shape.top;
-    let mut launches = trial.launches(kernels);
-    for (at, first, matrices) in [(1, true, 2), (4, false, 1)] {
-        let (x, factored) = (Float::BF16, first && shape.on_input);
-        let (slots, clustered) = (if together > 1 { 4 } else { 1 }, parts > 1);
-        let spec = AdaptSpec { x, first, factored, numbers, matrices, rank, together, slots, parts, clustered };
-        let kernel = KernelSpec::from(For { spec, target }).build().unwrap();
-        assert_eq!(kernel.name, launches[at].0.name, "the launches are as they are said to be");
-        launches[at].0 = kernel;
-        launches[at].1.grid = spec.grid(rows);
-    }
-    launches
-}
-
-#[test]
-fn rows_that_share_what_adapters_read_have_the_bits_that_they_have_alone() {
-    let shape = LayerShape { on_input: true, output: Output::F32, ..SHAPE };
-    let cases = FAMILIES.into_iter().flat_map(|family| routings().map(|routing| (family, routing)));
-    let cases = cases.flat_map(|case| [1, 4].map(|parts| (case.clone(), parts)));
-    let possible = |family: &dyn Family, parts| parts == 1 || family.target().has(Feature::Clusters);
-    for ((family, (what, ids)), parts) in cases.filter(|&((family, _), parts)| possible(family, parts)) {
-        let trial = adapted_trial(family, shape, &ids);
-        let kernels = with_tile(family, &trial.layer.shape, 8);
-        let [alone, together] = [1, 32].map(|together| {
-            let (launches, mut gpu) = (adapted_launches(&trial, &kernels, [together, parts]), trial.gpu.clone());
-            let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
-            gpu.run_sequence(&sequence, Schedule::Random(7)).unwrap_or_else(|fault| panic!("{fault}"));
-            trial.result(&gpu).unwrap()
-        });
-        assert_eq!(alone, together, "{what}, {family:?}, {parts} parts");
-        let mut without = trial;
-        without.layer.shape.adapted = None;
-        let plain = without.run(&with_tile(family, &without.layer.shape, 8), Schedule::Earliest);
-        let hidden = shape.hidden as usize;
-        for (token, (adapted, plain)) in alone.chunks(hidden).zip(plain.chunks(hidden)).enumerate() {
-            let somebodys = ids[2 * token..][..2].iter().any(|id| (0..shape.experts as i32).contains(id));
-            let differs = somebodys && [true, false, true, true, false][token % 5];
-            assert_eq!(adapted != plain, differs, "{what}, {family:?}: token {token}");
-        }
-    }
-}
-
-/// What adapters add to some rows, or to what is there, alone: the device, the kernel, its launch and the results. Rows
-/// have several rounds along k; some have no adapter, or are nobody's.
-fn adapters_alone(spec: AdaptSpec, columns: u32) -> (Gpu, Kernel, Invocation, Buffer) {
-    let (rows, experts, top, adapters, k) = (19usize, 3u32, 2u32, 2u32, 1808 * spec.parts);
-    let mut rng = fastrand::Rng::with_seed(3);
-    let mut gpu = Gpu::new(Limits::h200()).with_rules(Rules::Letter);
-    let mut halves = |gpu: &mut Gpu, name: &str, count: u32| {
-        let bytes: Vec<u8> = (0..count).flat_map(|_| bf16::from_f32(rng.f32() * 2.0 - 1.0).to_le_bytes()).collect();
-        gpu.upload(name, &bytes)
-    };
-    let matrices = adapters * experts * spec.matrices * spec.rank;
-    let x = halves(&mut gpu, "x", rows as u32 * k);
-    let (a, b) = (halves(&mut gpu, "a", matrices * k), halves(&mut gpu, "b", matrices * columns));
-    let scalings = gpu.upload("scalings", cast_slice(&[0.5f32, -1.25]));
-    let factors: Vec<f32> = (0..rows).map(|row| 0.5 + row as f32 / 8.0).collect();
-    let factors = gpu.upload("factors", cast_slice(&factors));
-    let order: Vec<u32> = (0..rows as u32).map(|row| (row * 7 + 3) % rows as u32).collect();
-    let owners: Vec<u32> = (0..rows as u32).map(|row| row / 7).collect();
-    let chosen: Vec<u32> = (0..rows).map(|row| [1, 0, u32::MAX, 1, 2][row % 5]).collect();
-    // The last row is nobody's.
-    let layout = [0, 7, 14, rows as u32 - 1, 0, 0, 0, 0];
-    let [order, owners, chosen, layout] = [&order[..], &owners, &chosen, &layout].map(|words| {
-        let buffer = gpu.upload("tables", cast_slice(words));
-        if spec.first {
-            gpu.await_predecessor(buffer);
-        }
-        buffer.address
-    });
-    let before: Vec<f32> = (0..rows * (spec.matrices * columns) as usize).map(|at| (at % 11) as f32).collect();
-    let deltas = gpu.upload("deltas", cast_slice(&before));
-    gpu.await_predecessor(deltas);
-    gpu.await_predecessor(x);
-    let mut args: Vec<Arg> = [x, a, b, scalings].map(|buffer| Arg::Pointer(buffer.address)).to_vec();
-    args.extend(spec.factored.then_some(Arg::Pointer(factors.address)));
-    if spec.first {
-        args.extend([Arg::Pointer(order), Arg::U32(top)]);
-    }
-    args.extend([owners, chosen, layout].map(Arg::Pointer));
-    args.extend([rows as u32, experts, adapters].map(Arg::U32));
-    args.push(Arg::Pointer(deltas.address));
-    args.extend([k / 8, columns].map(Arg::U32));
-    let kernel = KernelSpec::from(For { spec, target: Sm90.target() }).build().unwrap();
-    (gpu, kernel, Invocation { grid: spec.grid(rows as u32), args }, deltas)
-}
-
-/// Of blocks with one row, and clusters that share its columns and k: that those with many rows have the same bits is
-/// tested above.
-#[test]
-fn mutants_of_what_adapters_add_are_caught() {
-    let (x, numbers, rank) = (Float::BF16, Output::BF16, 16);
-    let (together, slots, parts, clustered) = (1, 1, 1, false);
-    let first =
-        AdaptSpec { x, first: true, factored: true, numbers, matrices: 2, rank, together, slots, parts, clustered };
-    let second = AdaptSpec { first: false, factored: false, matrices: 1, ..first };
-    let cluster = AdaptSpec { parts: 2, clustered: true, ..first };
-    for spec in [first, second, cluster] {
-        // Columns beyond the first of a thread, and fewer than there are threads for.
-        let problems = [1032 * spec.parts, 72].map(|columns| adapters_alone(spec, columns));
-        let found = |gpu: &Gpu, deltas| gpu.download(deltas).map(<[u8]>::to_vec).unwrap_or_default();
-        let right = problems.each_ref().map(|(gpu, kernel, launch, deltas)| {
-            let mut gpu = gpu.clone();
-            gpu.run_sequence(&[(kernel, launch)], Schedule::Earliest).unwrap_or_else(|fault| panic!("{fault}"));
-            found(&gpu, *deltas)
-        });
-        let kernel = &problems[0].1;
-        let broken: Vec<Mutant> = mutants(kernel);
-        assert!(broken.len() > 40, "{}", broken.len());
-        let share = broken.len().div_ceil(rayon::current_num_threads());
-        let survivors = broken.par_chunks(share).flat_map_iter(|broken| {
-            let kernels: Vec<&Kernel> = broken.iter().map(|mutant| &mutant.kernel).collect();
-            let (mutants, mut left) = (Mutants::new(kernel, &kernels), (0..broken.len()).collect::<Vec<_>>());
-            for ((gpu, kernel, launch, deltas), right) in problems.iter().zip(&right) {
-                for schedule in [Schedule::Earliest, Schedule::Latest, Schedule::Random(1)] {
-                    let same = gpu.run_mutants(&[(kernel, launch)], (&mutants, &left), schedule, |run| {
-                        run.is_ok_and(|(gpu, _)| found(gpu, *deltas) == *right)
-                    });
-                    left = left.into_iter().zip(same).filter_map(|(number, same)| same.then_some(number)).collect();
-                }
-            }
-            left.into_iter().map(|number| broken[number].name.clone()).collect::<Vec<_>>()
-        });
-        // Who asks for A or x behind its end is given the last of it, and does not look at that, nor at what others'
-        // columns are added to; who goes on behind the last column stores nothing; blocks of a cluster publish nothing
-        // when they have read; and that a block without adapters ends behind the launch before is for those that
-        // follow.
-        let harmless = [
-            ("condition dropped", "adapt/shrink:", 3),
-            ("condition dropped", "adapt/expand:", 1),
-            ("guard dropped", "adapt/shrink/load:", 1),
-            ("ordering relaxed", "adapt/shrink:", 1),
-            ("grid dependency ignored", "adapt:", 1),
-        ];
-        let mut survivors: Vec<String> = survivors.collect();
-        for (mistake, phase, most) in harmless {
-            let (found, others): (Vec<String>, Vec<String>) =
-                survivors.into_iter().partition(|name| name.starts_with(mistake) && name.contains(phase));
-            assert!(found.len() <= most, "{spec:?}:\n{}", found.join("\n"));
-            survivors = others;
-        }
-        assert!(survivors.is_empty(), "{spec:?}:\n{}", survivors.join("\n"));
-    }
-}
-
 /// What launches leave that run one call behind another in the same memory.
-fn run_again(trial: &Trial, launches: &[(Kernel, Invocation)], calls: usize, schedule: Schedule) -> Vec<f32> {
+pub(crate) fn run_again(
+    trial: &Trial,
+    launches: &[(Kernel, Invocation)],
+    calls: usize,
+    schedule: Schedule,
+) -> Vec<f32> {
     let mut gpu = trial.gpu.clone();
     let sequence: Vec<_> = launches.iter().map(|(kernel, launch)| (kernel, launch)).collect();
     gpu.run_sequence(&sequence.repeat(calls), schedule).unwrap_or_else(|fault| panic!("{fault}"));
@@ -805,7 +626,7 @@ fn run_again(trial: &Trial, launches: &[(Kernel, Invocation)], calls: usize, sch
 }
 
 /// Both launches of a call of few tokens, on any number of blocks.
-fn direct_launches(trial: &Trial, kernels: &LayerKernels, blocks: Option<u32>) -> Vec<(Kernel, Invocation)> {
+pub(crate) fn direct_launches(trial: &Trial, kernels: &LayerKernels, blocks: Option<u32>) -> Vec<(Kernel, Invocation)> {
     let mut launches = trial.launches(&LayerKernels { direct: u32::MAX, ..kernels.clone() });
     for (_, launch) in launches.iter_mut().filter(|(kernel, _)| kernel.name == "nvfp4_dual_gemm") {
         launch.grid[0] = blocks.map_or(launch.grid[0], |blocks| blocks.min(launch.grid[0]));
@@ -814,7 +635,7 @@ fn direct_launches(trial: &Trial, kernels: &LayerKernels, blocks: Option<u32>) -
 }
 
 /// Ids of so many tokens: experts of their own, the same ones, nobody's for some or for all.
-fn few_routings(tokens: i32) -> [Vec<i32>; 4] {
+pub(crate) fn few_routings(tokens: i32) -> [Vec<i32>; 4] {
     let own = (0..tokens).flat_map(|t| [t * 5 % 6, (t * 5 + 1 + t % 5) % 6]).collect();
     let same = (0..tokens).flat_map(|_| [4, 4]).collect();
     let some = (0..tokens).flat_map(|t| if t % 2 == 0 { [7, -1] } else { [-1, t % 6] }).collect();

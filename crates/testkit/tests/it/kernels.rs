@@ -20,6 +20,7 @@ use gpu::families::sm90::{Sm90, experts, kernel_config};
 use gpu::pack::{Codes, Scales};
 use gpu::phases::direct::Direct;
 use gpu::phases::gates::Function;
+use gpu::phases::low_rank::LowRank;
 use gpu::products::WARPS;
 use gpu::{Family, KernelSpec, families::sm90::kernel, join, round};
 use hammerhead::{Activation, Epilogue, Gate, Output, Precision, Problem, Schedule, Shape};
@@ -310,7 +311,7 @@ fn the_kernels_of_layers_in_two_launches_assemble_alike() {
                 .downcast::<MultiplySpec>()
                 .is_some_and(|spec| spec.experts.is_some_and(|experts| experts.follows));
             let sums = sums.filter(|_| is_second);
-            let direct = kernel.direct(Direct { ids, top, sums }).expect("such a kernel").spec();
+            let direct = kernel.direct(Direct { ids, top, sums, low_rank: None }).expect("such a kernel").spec();
             if !all.contains(&direct) {
                 all.push(direct);
             }
@@ -354,9 +355,63 @@ fn the_kernels_of_a_layer_with_adapters_assemble_alike() {
         for (rows, first) in [(8, true), (8, false), (4096, true), (4096, false)] {
             let (matrices, size, factored) = (if first { 2 } else { 1 }, [rows, 7168, 2048], first);
             let (together, slots, parts, clustered) = (1, 1, 1, false);
-            let spec = AdaptSpec { x, first, factored, numbers, matrices, rank, together, slots, parts, clustered };
+            let entries = None;
+            let spec =
+                AdaptSpec { x, first, entries, factored, numbers, matrices, rank, together, slots, parts, clustered };
             all.extend([true, false].map(|may| KernelSpec::from(For { spec: spec.placed(size, may), target })));
         }
+    }
+    assert_assemble(all, &CHIPS);
+}
+
+/// Of these the second product holds what is its own of B through its main loop, if registers suffice.
+#[test]
+fn the_kernels_of_few_tokens_with_adapters_assemble_alike() {
+    let qwen3 = LayerShape { experts: 128, top: 8, hidden: 2048, inner: 768, ..PLAIN };
+    let deepseek = LayerShape { experts: 256, hidden: 7168, inner: 2048, ..qwen3 };
+    let biased = LayerShape { gate: Gate::GPT_OSS, biased: true, ..qwen3 };
+    let simple = LayerShape { gate: Gate::Relu2, activation: Activation::F16, output: Output::F16, ..qwen3 };
+    let kinds = [(Output::BF16, 16), (Output::BF16, 64), (Output::F32, 64), (Output::F16, 8)];
+    let mut all: Vec<KernelSpec> = Vec::new();
+    for (number, (layer, (numbers, rank))) in
+        [qwen3, deepseek, biased, simple].into_iter().flat_map(|layer| kinds.map(|kind| (layer, kind))).enumerate()
+    {
+        let layer = LayerShape { adapted: Some(AdaptedShape { adapters: 2, rank, numbers }), ..layer };
+        let LayerShape { experts, top, partial, output, .. } = layer;
+        let sums = CombineSpec { top, rows: partial, output, weighted: true, addend: None, away: false };
+        let route =
+            RouteSpec { experts, top, score: Score::Softmax, renormalised: true, corrected: false, grouped: None };
+        let ids = if number % 2 == 0 { Ids::Narrow } else { Ids::Routed(route) };
+        let planned = [1, 2].map(|tokens| plan::kernels(&Sm90, &layer, tokens, &Facts::h200()).expect("kernels"));
+        let mut pairs: Vec<_> = planned.into_iter().map(|both| (both.gate_up, both.down)).collect();
+        let of = |product| Sm90.expert_configs(&product, 8, &Facts::h200()).into_iter().skip(number % 7).step_by(7);
+        let kernel = |product, config| Sm90.expert_kernel(&product, &config, &Facts::h200()).expect("a kernel");
+        pairs.extend(
+            of(layer.gate_up())
+                .zip(of(layer.down()))
+                .map(|(first, second)| (kernel(layer.gate_up(), first), kernel(layer.down(), second))),
+        );
+        for (first, second) in pairs {
+            let low_rank = Some(LowRank { rank, numbers, pieces: layer.inner.div_ceil(first.piece()) });
+            for (kernel, sums) in [(first, None), (second, Some(sums))] {
+                let Some(direct) = kernel.direct(Direct { ids, top, sums, low_rank }) else {
+                    // A thread would have too much of A.
+                    assert!(rank > 32 && layer.gate == Gate::Relu2 && sums.is_none());
+                    continue;
+                };
+                let direct = direct.spec();
+                if !all.contains(&direct) {
+                    all.push(direct);
+                }
+            }
+        }
+        let (x, factored, first) = (Float::of(layer.activation), false, true);
+        let (together, slots, parts, clustered, entries) = (1, 1, 1, false, Some(ids));
+        let matrices = layer.gate.matrices() as u32;
+        let spec =
+            AdaptSpec { x, first, entries, factored, numbers, matrices, rank, together, slots, parts, clustered };
+        let spec = spec.placed([top, layer.hidden, layer.inner], true);
+        all.push(For { spec, target: ptx::Target::Sm90a }.into());
     }
     assert_assemble(all, &CHIPS);
 }

@@ -1,6 +1,7 @@
 //! Every backend under the one tester, one file per subject. One program, because linking one per file took longer than
 //! running them.
 
+mod adapted_layers;
 mod adapters;
 mod adverse;
 mod assembling;

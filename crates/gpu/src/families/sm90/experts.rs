@@ -139,8 +139,13 @@ impl ExpertKernel for MultiplySpec {
         MultiplySpec::shares_k(self)
     }
 
+    fn piece(&self) -> u32 {
+        MultiplySpec::piece(self)
+    }
+
     fn direct(&self, direct: Direct) -> Option<Arc<dyn ExpertKernel>> {
-        let experts = Experts { direct: Some(direct), ..self.experts? };
+        let experts = self.experts?;
+        let experts = Experts { direct: Some(direct), added: experts.added || direct.low_rank.is_some(), ..experts };
         let spec = MultiplySpec { experts: Some(experts), ..*self };
         spec.check().is_ok().then(|| Arc::new(spec) as Arc<dyn ExpertKernel>)
     }

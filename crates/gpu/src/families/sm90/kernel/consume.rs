@@ -208,9 +208,12 @@ impl Consumer {
         if self.config.ping_pong {
             k.phase("take turns", |k| parts.pipe.await_other(k, self.warpgroup, round));
         }
+        let deltas = parts.epilogue.foreseen(k);
+        let foresee = |k: &mut Builder| k.phase("foresee", |k| parts.epilogue.foresee(k, (self, tile), &deltas));
+        let before_last = (!deltas.is_empty()).then_some(&foresee as &dyn Fn(&mut Builder));
         self.choose_width(k, &self.config.widths(), tile, &mut |k, width| {
             for pass in 0..self.config.passes() {
-                self.main_loop(k, parts, &turn, &tile.share, pass as usize, width);
+                self.main_loop(k, parts, (&turn, &tile.share), (pass as usize, width), before_last);
             }
         });
         if self.config.ping_pong {
@@ -218,8 +221,9 @@ impl Consumer {
         }
         k.phase("combine", |k| parts.combine.combine(k, self));
         k.phase("finish", |k| {
-            let gates = early.unwrap_or_else(|| parts.epilogue.gates(k, parts, self, tile));
-            parts.epilogue.finish(k, self, tile, gates);
+            let mut gates = early.unwrap_or_else(|| parts.epilogue.gates(k, parts, self, tile));
+            gates.deltas.extend(deltas);
+            parts.epilogue.finish(k, parts, self, tile, gates);
         });
     }
 
@@ -280,8 +284,16 @@ impl Consumer {
         self.config.schedule == Schedule::Persistent || self.config.passes() > 1
     }
 
-    /// All of a share of k, for one pass, into the sums of so many tokens.
-    fn main_loop(&self, k: &mut Builder, parts: &Parts, turn: &Turn, share: &Share, pass: usize, width: u32) {
+    /// All of a share of k, for one pass, into the sums of so many tokens, with something that is done before the last
+    /// stage.
+    fn main_loop(
+        &self,
+        k: &mut Builder,
+        parts: &Parts,
+        (turn, share): (&Turn, &Share),
+        (pass, width): (usize, u32),
+        before_last: Option<&dyn Fn(&mut Builder)>,
+    ) {
         let own = parts.pipe.fork(k, turn);
         let [stages, last_units] = self.own_stages(k, parts, &own, share);
         let walk = Walk::new(k, own);
@@ -289,7 +301,13 @@ impl Consumer {
         // A short k may leave nothing for the second block or the second warpgroup.
         if self.config.division().along_k > 1 || self.config.schedule == Schedule::SplitK {
             let nothing = k.eq(stages, 0);
-            k.branch_if(nothing, end);
+            match before_last {
+                None => k.branch_if(nothing, end),
+                Some(foresee) => k.if_(nothing, |k| {
+                    foresee(k);
+                    k.branch(end);
+                }),
+            }
         }
         walk.find(k, parts);
         self.enter(k, parts, &walk, &walk.here);
@@ -297,13 +315,14 @@ impl Consumer {
         let units = self.config.units;
         let unit = |place, last| Unit { pass, width, place, last, replaces: false };
         let beside: Beside<'_> = &mut |_| {};
-        let before_last = k.sub(stages, 1);
-        k.repeat(before_last, |k, _| {
+        let others = k.sub(stages, 1);
+        k.repeat(others, |k, _| {
             for place in 0..units {
                 let ahead = if place + 1 < units { Ahead::Unit(None) } else { Ahead::Stage };
                 self.unit(k, parts, &walk, unit(place, false), ahead, beside);
             }
         });
+        before_last.into_iter().for_each(|foresee| foresee(k));
         for place in 0..units - 1 {
             let more = k.gt(last_units, place + 1);
             self.unit(k, parts, &walk, unit(place, true), Ahead::Unit(Some(more)), beside);

@@ -9,11 +9,13 @@ use std::ops::Range;
 use ptx::instr::ShuffleMode;
 use ptx::{Addr, Bf16x2, Builder, F16x2, F32, Global, Pred, Reg, Shared, SharedRegion, SpecialRegister, U32, U64};
 
+use super::beside::{Asked, Beside};
 use super::consume::Consumer;
 use super::pipeline::Pipeline;
 use super::work::{Placed, Tile};
-use super::{ALL_CONSUMERS, MultiplySpec, Parts, Products, Tokens};
+use super::{ALL_CONSUMERS, MultiplySpec, Parts, Products, STRIP_COLUMNS, Tokens};
 use crate::phases::gates::{Delta, Gates, RowTerms};
+use crate::phases::groups::Groups;
 use crate::phases::store::{element_address, store_element};
 use op::{Epilogue, Output, Schedule};
 
@@ -34,6 +36,8 @@ pub(super) struct Finish {
     config: MultiplySpec,
     /// Where values are turned around, for each warpgroup.
     staging: Option<SharedRegion>,
+    /// Where t of adapters beside the second product of few tokens is, for each warpgroup.
+    shrunk: Option<SharedRegion>,
 }
 
 /// What a thread holds of one column.
@@ -54,12 +58,14 @@ struct Rows {
 impl Finish {
     pub fn declare(k: &mut Builder, config: MultiplySpec, pipe: &Pipeline) -> Self {
         let staging = Self::scratch_bytes(&config).map(|bytes| scratch(k, config, pipe, "staging", bytes));
-        Finish { config, staging }
+        let shrunk = config.shrunk_bytes();
+        let shrunk = (shrunk > 0).then(|| k.shared("t", shrunk, 16));
+        Finish { config, staging, shrunk }
     }
 
     /// Bytes in which values are turned around.
     pub fn scratch_bytes(config: &MultiplySpec) -> Option<u32> {
-        let finish = Finish { config: *config, staging: None };
+        let finish = Finish { config: *config, staging: None, shrunk: None };
         (config.epilogue != Epilogue::Direct).then(|| config.warpgroups() * finish.staging_bytes())
     }
 
@@ -70,7 +76,7 @@ impl Finish {
 
     /// Columns of a warpgroup.
     fn columns(&self) -> u32 {
-        self.config.division().blocks * self.config.block_columns()
+        self.config.piece()
     }
 
     fn element_bytes(&self) -> u32 {
@@ -94,9 +100,12 @@ impl Finish {
         let column = self.column(k, consumer, tile);
         let of_columns = self.of_columns(k, consumer, tile, (gates, column));
         let biases = self.biases(k, consumer, tile, column);
-        let chosen = self.chosen(k, consumer, tile);
+        // What a block keeps of few tokens is near.
+        let chosen = if self.config.finds_tiles() { Vec::new() } else { self.chosen(k, consumer, tile) };
         let scales = if self.config.foresees_scales() { self.scales(k, consumer, tile) } else { Vec::new() };
-        TileGates { gates, of_columns, biases, chosen, scales }
+        let beside = self.beside(k, parts, consumer, tile);
+        let asked = beside.map(|beside| beside.ask(k));
+        TileGates { gates, of_columns, biases, chosen, scales, asked, deltas: Vec::new() }
     }
 
     /// What the rows of the tokens that this block finishes were divided by, where they were rounded to e4m3: a lane
@@ -137,6 +146,41 @@ impl Finish {
         (0..self.tokens()).step_by(32).filter_map(of).collect()
     }
 
+    /// Registers for what is added to the only row of a tile of few tokens, in the thread's column of each strip and
+    /// for each matrix, where the launch before leaves that.
+    pub fn foreseen(&self, k: &mut Builder) -> Vec<Vec<Reg<F32>>> {
+        if !self.adapted() || !self.config.finds_tiles() || self.shrunk.is_some() {
+            return Vec::new();
+        }
+        let matrices = if self.config.products == Products::Single { 1 } else { 2 };
+        let strip = |_| (0..matrices).map(|_| k.register()).collect();
+        (0..self.columns() / STRIP_COLUMNS).map(strip).collect()
+    }
+
+    /// Before a tile's last stage: waits for that launch, and asks for it. What is there of a token without an adapter
+    /// is not looked at.
+    pub fn foresee(&self, k: &mut Builder, (consumer, tile): (&Consumer, &Tile), deltas: &[Vec<Reg<F32>>]) {
+        k.grid_dependency_wait();
+        let column = self.column(k, consumer, tile);
+        let column = self.first_strip(k, consumer, column);
+        for (strip, registers) in (0..).zip(deltas) {
+            let column = k.add(column, STRIP_COLUMNS * strip);
+            let Some(found) = tile.owner.deltas(k, [tile.first_token, column, tile.n]) else { return };
+            for (matrix, &register) in (0..).zip(registers) {
+                let delta = found.read(k, matrix);
+                k.set(register, delta);
+            }
+        }
+    }
+
+    /// How the tile's only row is multiplied with an adapter, where tokens are few and may have one.
+    fn beside(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile) -> Option<Beside> {
+        let Groups::Experts(work) = &parts.work.groups else { return None };
+        work.beside()?;
+        let column = self.column(k, consumer, tile);
+        Beside::new(k, (work, consumer, tile), (column, self.columns()))
+    }
+
     /// Whether sums may have something added.
     fn adapted(&self) -> bool {
         self.config.experts.is_some_and(|experts| experts.added)
@@ -148,24 +192,28 @@ impl Finish {
     }
 
     /// Finishes a tile. Of warpgroups that share k, the first does it.
-    pub fn finish(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, gates: TileGates) {
+    pub fn finish(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, gates: TileGates) {
         if self.config.division().along_k > 1 {
             let finishes = k.eq(consumer.along_k, 0);
-            k.if_(finishes, |k| self.finish_own(k, consumer, tile, gates));
+            k.if_(finishes, |k| self.finish_own(k, parts, consumer, tile, gates));
         } else {
-            self.finish_own(k, consumer, tile, gates);
+            self.finish_own(k, parts, consumer, tile, gates);
         }
     }
 
-    fn finish_own(&self, k: &mut Builder, consumer: &Consumer, tile: &Tile, mut gates: TileGates) {
+    fn finish_own(&self, k: &mut Builder, parts: &Parts, consumer: &Consumer, tile: &Tile, mut gates: TileGates) {
+        if self.config.finds_tiles() {
+            gates.chosen = self.chosen(k, consumer, tile);
+        }
         if gates.scales.is_empty() {
             gates.scales = self.scales(k, consumer, tile);
         }
-        if self.adapted() {
+        if self.adapted() && !self.config.finds_tiles() {
             // What is added to sums comes from the kernel before this one, and has not been waited for here.
             k.grid_dependency_wait();
         }
-        let outgoing = self.outgoing(k, consumer, *tile, gates, &consumer.sums);
+        let (asked, added) = (gates.asked.take(), std::mem::take(&mut gates.deltas));
+        let mut outgoing = Outgoing { added, ..self.outgoing(k, consumer, *tile, gates, &consumer.sums) };
         match self.staging {
             None => {
                 let lane = outgoing.lane(k);
@@ -177,7 +225,15 @@ impl Finish {
             }
             Some(staging) => {
                 let base = self.staging_base(k, consumer, staging);
+                let beside = self.beside(k, parts, consumer, tile).zip(asked);
+                let t = self.shrunk_base(k, consumer);
+                let adds = beside.as_ref().zip(t);
+                adds.iter().for_each(|((beside, asked), t)| beside.prepare(k, asked, *t));
                 self.meet_before_staging(k, consumer);
+                if let Some(((beside, asked), t)) = adds {
+                    let deltas = beside.deltas(k, asked, t);
+                    outgoing.added.extend(deltas.into_iter().map(|delta| vec![delta]));
+                }
                 k.phase("stage", |k| {
                     let at = outgoing.staging_place(k, base);
                     let strips = 0..outgoing.strips.len();
@@ -203,6 +259,7 @@ impl Finish {
                     let pieces = outgoing.pieces(k, base);
                     outgoing.store_pieces(k, &pieces, self.rounds());
                 });
+                beside.iter().for_each(|(beside, asked)| beside.leave(k, asked, base, self.config.output));
             }
         }
     }
@@ -219,7 +276,8 @@ impl Finish {
         let rows = self.rows(k, &tile);
         let theirs = self.theirs(k, consumer, &tile, &gates);
         let column = self.column(k, consumer, &tile);
-        Outgoing { finish: self, consumer, tile, gates, theirs, rows, column, strips: self.strips(sums) }
+        let (added, strips) = (Vec::new(), self.strips(sums));
+        Outgoing { finish: self, consumer, tile, gates, theirs, added, rows, column, strips }
     }
 
     /// Which tokens of the tile have something added, as bits of words: the first is the lane's first token.
@@ -235,6 +293,13 @@ impl Finish {
             Some(k.shr(all, before))
         };
         gates.chosen.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Where a warpgroup keeps t.
+    fn shrunk_base(&self, k: &mut Builder, consumer: &Consumer) -> Option<Reg<U32>> {
+        let region = self.shrunk?;
+        let base = k.shared_address(region);
+        Some(k.mul_add(consumer.along_n, region.bytes / self.config.division().along_n, base))
     }
 
     /// Where a warpgroup turns values around.
@@ -284,7 +349,11 @@ impl Finish {
                 Products::Sequential | Products::Single => {
                     for half in 0..2 {
                         let up = later.map(|sums| pairs(sums, 2 * half)).unwrap_or_default();
-                        strips.push(Strip { column: first + 32 * half as u32, gate: pairs(sums, 2 * half), up });
+                        strips.push(Strip {
+                            column: first + STRIP_COLUMNS * half as u32,
+                            gate: pairs(sums, 2 * half),
+                            up,
+                        });
                     }
                 }
             }
@@ -374,6 +443,8 @@ struct Outgoing<'a> {
     gates: TileGates,
     /// See [`Finish::theirs`].
     theirs: Vec<Reg<U32>>,
+    /// What is added to the only row of a tile of few tokens, in the thread's column of each strip and for each matrix.
+    added: Vec<Vec<Reg<F32>>>,
     rows: Rows,
     /// The warpgroup's first column.
     column: Reg<U32>,
@@ -434,11 +505,20 @@ impl Outgoing<'_> {
     }
 
     /// What is added to a thread's sums in a strip, of some tokens.
-    fn deltas(&self, k: &mut Builder, strip: &Strip, tokens: impl Iterator<Item = u32>) -> Vec<[Delta; 2]> {
+    fn deltas(&self, k: &mut Builder, index: usize, tokens: impl Iterator<Item = u32>) -> Vec<[Delta; 2]> {
         let none = |_| [None; 2];
         if !self.finish.adapted() {
             return tokens.map(none).collect();
         }
+        let is_theirs = |k: &mut Builder, further: u32| {
+            let bit = k.bit_extract(self.theirs[further as usize / 32], further % 32, 1);
+            k.ne(bit, 0)
+        };
+        if let Some(added) = self.added.get(index) {
+            let mut of = |matrix: usize| added.get(matrix).map(|&delta| (is_theirs(k, 0), delta));
+            return tokens.map(|further| if further == 0 { [of(0), of(1)] } else { [None; 2] }).collect();
+        }
+        let strip = &self.strips[index];
         let (quad, place) = (k.shr(self.consumer.lane, 2), k.and(self.consumer.lane, 3));
         let column = k.add(self.column, quad);
         let column = k.mul_add(self.consumer.quarter, 8, column);
@@ -449,8 +529,7 @@ impl Outgoing<'_> {
             return tokens.map(none).collect();
         };
         let of = |further: u32| {
-            let bit = k.bit_extract(self.theirs[further as usize / 32], further % 32, 1);
-            let theirs = k.ne(bit, 0);
+            let theirs = is_theirs(k, further);
             let row = deltas.further(k, further);
             [Some(row.of(k, 0, theirs)), (!strip.up.is_empty()).then(|| row.of(k, 1, theirs))]
         };
@@ -488,7 +567,7 @@ impl Outgoing<'_> {
         let row = self.row_terms(k, further);
         for (index, (strip, &left)) in self.strips.iter().zip(&lane.left).enumerate() {
             let up = strip.up.get(group).map(|up| up[neighbour]);
-            let row = RowTerms { deltas: self.deltas(k, strip, std::iter::once(further))[0], ..row };
+            let row = RowTerms { deltas: self.deltas(k, index, std::iter::once(further))[0], ..row };
             let value = self.gates.apply(k, (strip.gate[group][neighbour], up), index, row);
             let exists = k.gt(left, further);
             let at = Addr::<Global>::of(lane.at).plus((strip.column * self.finish.element_bytes()).cast_signed());
@@ -531,7 +610,7 @@ impl Outgoing<'_> {
         let first = 8 * groups.start as u32;
         let at = at.plus((first * self.finish.pitch()).cast_signed());
         let tokens = groups.clone().flat_map(|group| [0, 1].map(|i| (8 * group + i) as u32));
-        let mut deltas = self.deltas(k, strip, tokens).into_iter();
+        let mut deltas = self.deltas(k, index, tokens).into_iter();
         let start = groups.start;
         let values: Vec<[Reg<F32>; 2]> = groups
             .map(|group| {
@@ -658,6 +737,10 @@ pub(super) struct TileGates {
     chosen: Vec<Reg<U32>>,
     /// What rows of tokens were divided by, where they were rounded to e4m3.
     scales: Vec<Reg<F32>>,
+    /// What a tile of few tokens is multiplied with beside the second product.
+    asked: Option<Asked>,
+    /// What was foreseen of what is added to it.
+    pub deltas: Vec<Vec<Reg<F32>>>,
 }
 
 impl TileGates {

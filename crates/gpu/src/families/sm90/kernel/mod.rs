@@ -17,7 +17,8 @@
 //! - `consume`: the main loop, one warpgroup's fragments against the tokens of a stage;
 //! - `overlap`: main loops of blocks with several tiles in which the tile before is stored;
 //! - `combine`: sums of the same elements that several warpgroups or blocks hold are added up;
-//! - `epilogue`: the gate, the rounding, and the way to C.
+//! - `epilogue`: the gate, the rounding, and the way to C;
+//! - `beside`: what low-rank adapters add there to few tokens.
 //!
 //! A *block of rows* is what one wgmma covers: 64 weight rows from two chunks (see [`crate::pack`]). Where gate and up
 //! are interleaved, the two chunks are of the same 32 columns of both matrices, so a thread holds a column's gate and
@@ -50,6 +51,7 @@
 //! take up to 3 % less time so. Plain products take more, 10.97, 11.03, 11.08 and 12.37 µs with 1, 4, 8 and 16 tokens
 //! instead of 10.86, 10.90, 10.95 and 11.31 (4096×7168).
 
+mod beside;
 mod bytes;
 mod combine;
 mod consume;
@@ -80,6 +82,8 @@ use work::{TileRing, Work};
 const ALL_CONSUMERS: u32 = 1;
 /// Columns of k that one chunk of weights holds.
 pub const UNIT: u32 = 64;
+/// Columns of a tile that a warpgroup has as a *strip*: a thread has one of each.
+const STRIP_COLUMNS: u32 = 32;
 /// Bytes of a row of tokens in shared memory: the widest swizzle, whose copies are the fastest.
 const ROW_BYTES: u32 = 128;
 /// How those rows lie.
@@ -199,6 +203,16 @@ impl MultiplySpec {
             (false, blocks) => (blocks, 1, 1),
         };
         Division { along_n, along_k, blocks }
+    }
+
+    /// Whether blocks find their tiles themselves, each of one row.
+    fn finds_tiles(&self) -> bool {
+        self.experts.is_some_and(|experts| experts.direct.is_some())
+    }
+
+    /// Columns of a warpgroup.
+    pub fn piece(&self) -> u32 {
+        self.division().blocks * self.block_columns()
     }
 
     /// Consumer warpgroups.
@@ -349,6 +363,8 @@ impl MultiplySpec {
         let end = combine::Combine::received_bytes(self)
             .map_or(end, |bytes| end.next_multiple_of(16) + bytes + self.division().along_n * Barriers::STRIDE);
         let end = epilogue::Finish::scratch_bytes(self).map_or(end, |bytes| apart(end, bytes));
+        let shrunk = self.shrunk_bytes();
+        let end = if shrunk > 0 { end.next_multiple_of(16) + shrunk } else { end };
         let ring = work::TileRing::bytes(self);
         let end = if ring > 0 { end.next_multiple_of(16) + ring } else { end };
         self.experts.map_or(end, |experts| end.next_multiple_of(16) + experts.layout_bytes())
@@ -454,6 +470,7 @@ impl MultiplySpec {
         if self.by_warps {
             self.check_by_warps()?;
         }
+        self.check_low_rank()?;
         if self.held_registers() + self.spare_registers() > self.register_budgets().1 {
             let wanted = "fewer tokens or columns: sums and fragments must leave room in a thread's registers";
             return refuse("registers of a consumer thread", self.held_registers(), wanted);
