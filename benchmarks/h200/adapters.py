@@ -3,8 +3,9 @@ every expert.
 
     python benchmarks/h200/adapters.py RESULT.json [--ranks 16,64] [--tokens 1,8,64,512]
 
-First, adapters are compared with merged weights in float64 on the GPU: single precision to 1e-5, bf16 to what rounding
-the intermediate takes. Then layers are timed in CUDA graphs, without adapters and with, each of twelve routings in turn
+First, adapters are compared with merged weights in float64 on the GPU: single precision to 1e-5, 16 bits to what rounding
+the intermediate takes. One and two tokens, which take launches of their own, are compared with larger pairs of matrices,
+too, and however their experts are found. Then layers are timed in CUDA graphs, without adapters and with, each of twelve routings in turn
 so that no cache holds the next one's experts. Of the tokens, three in four have one of two adapters, and none of them in one more
 graph.
 """
@@ -50,13 +51,14 @@ def adapters_of(experts, hidden, inner, rank, dtype=torch.bfloat16):
 def merged(pool, adapters, x, ids, weights, which):
     """The layer with adapters folded into its weights, in float64, an expert after another."""
     out = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
+    dense = [[part.dequantize().cuda().double() for part in parts] for parts in pool]
     for token, (row, numbers, factors) in enumerate(zip(x.double(), ids.tolist(), weights.double())):
         for expert, factor in zip(numbers, factors):
-            full = [part.dequantize().cuda().double() for part in pool[expert % 4]]
+            full = list(dense[expert % 4])
             if which[token] >= 0:
                 adapter = adapters[which[token]]
                 for place, pair in enumerate(adapter.experts[expert]):
-                    full[place] += adapter.scaling * pair.b.cuda().double() @ pair.a.cuda().double()
+                    full[place] = full[place] + adapter.scaling * pair.b.cuda().double() @ pair.a.cuda().double()
             gate, up, down = full
             h = torch.nn.functional.silu(gate @ row) * (up @ row)
             out[token] += factor * (down @ h)
@@ -94,7 +96,42 @@ def check():
                 nobody = layer(x, ids, weights, adapters=adapters, adapter_ids=torch.full_like(which, -1), dtype=torch.float32)
                 if ((without - nobody).double().norm() / without.double().norm()).item() > limit:
                     sys.exit(f"{name}, rank {rank}, {tokens} tokens: -1 is not no adapter")
+    worst["few tokens"] = check_few()
     print("adapters against merged weights in float64:", {name: f"{error:.2e}" for name, error in worst.items()}, flush=True)
+    return worst
+
+
+def check_few():
+    """The same of one and two tokens with larger pairs of matrices: by ids of both widths and by logits. Of a token
+    without an adapter, and of a second call, the bits are the same."""
+    worst, experts, hidden, inner = 0.0, 32, 4096, 512
+    layer, pool = layer_of(experts, hidden, inner, routing="softmax-renorm", top_k=TOP)
+    for dtype in (torch.float16, torch.bfloat16):
+        for rank in (8, 16, 64):
+            # Of one rank the adapters' type is another one than the tokens'.
+            arrays = adapters_of(experts, hidden, inner, rank, torch.float32 if rank == 8 else dtype)
+            adapters = layer.adapters(arrays)
+            for tokens, which in ((1, [1]), (2, [0, 1]), (2, [-1, 0])):
+                x = torch.randn(tokens, hidden, device="cuda", dtype=dtype)
+                logits = torch.randn(tokens, experts, device="cuda")
+                chosen, ids = logits.topk(TOP, -1)
+                weights = torch.softmax(chosen, -1)
+                expected = merged(pool, arrays, x, ids, weights, which)
+                adapter_ids = torch.tensor(which, device="cuda", dtype=torch.int32)
+                for how, routed in (("int32", (ids.int(), weights)), ("int64", (ids, weights)), ("logits", (logits,))):
+                    def call(numbers):
+                        return layer(x, *routed, adapters=adapters, adapter_ids=numbers, dtype=torch.float32)
+
+                    found = call(adapter_ids)
+                    error = ((found.double() - expected).norm() / expected.norm()).item()
+                    worst = max(worst, error)
+                    what = f"{tokens} tokens of {dtype}, rank {rank}, adapters {which}, by {how}"
+                    if not error < 5e-3:
+                        sys.exit(f"{what}: {error} is off by more than 5e-3")
+                    if not torch.equal(found, call(adapter_ids)):
+                        sys.exit(f"{what}: a second call has other bits")
+                    if not torch.equal(layer(x, *routed, dtype=torch.float32), call(torch.full_like(adapter_ids, -1))):
+                        sys.exit(f"{what}: -1 has other bits than no adapter")
     return worst
 
 
