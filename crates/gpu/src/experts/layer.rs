@@ -112,12 +112,10 @@ impl Between {
             order: take(shape.adapted.map_or(0, |_| 4 * entries)),
             chosen: take(shape.adapted.map_or(0, |_| 4 * entries)),
             deltas: take(shape.adapted.map_or(0, |_| 4 * entries * inner * shape.gate.matrices() as u64)),
-            pieces: take(
-                shape
-                    .adapted
-                    .filter(|_| entries <= MOST_ENTRIES.into())
-                    .map_or(0, |adapted| 4 * entries * u64::from(adapted.rank) * inner.div_ceil(LEAST_PIECE)),
-            ),
+            // Of more entries, too, so that fewer tokens never need more room.
+            pieces: take(shape.adapted.map_or(0, |adapted| {
+                4 * entries.min(MOST_ENTRIES.into()) * u64::from(adapted.rank) * inner.div_ceil(LEAST_PIECE)
+            })),
             of_slots: take(lots.map_or(0, |lots| u64::from(lots.of_slots) * lots.layout_bytes())),
             brought: lots.map_or([[0; 2]; 2], |lots| lots.places(brought)),
             end: 0,

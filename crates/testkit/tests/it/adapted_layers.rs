@@ -9,6 +9,7 @@ use gpu::experts::adapt::AdaptSpec;
 use gpu::experts::adapters::{AdaptedShape, PackedAdapters};
 use gpu::experts::call::Choice;
 use gpu::experts::kernels::{LayerKernels, of_both};
+use gpu::experts::layer;
 use gpu::experts::route::{RouteSpec, Score};
 use gpu::experts::shape::LayerShape;
 use gpu::experts::sort::Ids;
@@ -342,6 +343,15 @@ fn few_tokens_take_six_launches_where_that_would_change_bits_or_lacks_registers(
         let kernels = with_tile(&Sm90, &trial.layer.shape, 8);
         assert_eq!(direct_launches(&trial, &kernels, None).len(), 6, "{shape:?}");
     }
+}
+
+/// Whoever has room for the most tokens has room for all calls.
+#[test]
+fn fewer_tokens_with_adapters_never_need_more_room() {
+    let adapted = Some(AdaptedShape { adapters: 2, rank: 64, numbers: Output::BF16 });
+    let shape = LayerShape { adapted, ..SHAPE };
+    let rooms: Vec<usize> = (1..100).map(|tokens| layer::workspace_bytes(&shape, None, tokens)).collect();
+    assert!(rooms.is_sorted());
 }
 
 #[test]
