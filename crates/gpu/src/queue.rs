@@ -161,7 +161,8 @@ impl Owner {
 #[derive(Debug)]
 struct Ready {
     call: Call,
-    launches: Queued,
+    /// Nothing of one that was prepared in the middle of a capture: the graph gives it memory of its own.
+    launches: Option<Queued>,
     /// Memory of the caller's that it works in, its address and bytes; else the queue's, and when that is replaced the
     /// call is forgotten.
     lent: Option<(u64, usize)>,
@@ -364,7 +365,7 @@ impl LaunchQueue {
             }
             Call::Layer { .. } => false,
         };
-        self.ready.get(&key).is_some_and(is_it).then_some(Prepared(key))
+        self.ready.get(&key).is_some_and(|ready| ready.launches.is_some() && is_it(ready)).then_some(Prepared(key))
     }
 
     /// Does everything that comes before the queueing of products: looks at the operands, compiles and allocates.
@@ -434,6 +435,20 @@ impl LaunchQueue {
 
     /// Makes a call's launches ready.
     fn remember(&mut self, key: u64, call: Call, lent: Option<(u64, usize)>) -> Result<Prepared> {
+        // Nothing may be waited for in a stream that is being captured, nor another capture begun beside it.
+        let capturing = self.stream.capturing()?.is_some();
+        let launches = if capturing { None } else { Some(self.made_ready(&call, lent)?) };
+        self.ready.retain(|_, ready| ready.call.is_alive());
+        if self.ready.len() >= REMEMBERED && !capturing {
+            self.stream.synchronize()?;
+            self.ready.clear();
+        }
+        self.ready.insert(key, Ready { call, launches, lent });
+        Ok(Prepared(key))
+    }
+
+    /// A call's launches, in memory that is lent or the queue's.
+    fn made_ready(&mut self, call: &Call, lent: Option<(u64, usize)>) -> Result<Queued> {
         let [bytes, of_places] = call.workspace_bytes(self.device);
         let workspace = match lent {
             Some(_) => None,
@@ -442,16 +457,7 @@ impl LaunchQueue {
         let exchange = self.exchange(call.exchange_bytes())?;
         let address = lent.map(|(address, _)| address).or(workspace.as_deref().map(DeviceMemory::address)).unwrap_or(0);
         let work = self.encoded(call.work(self.device, [address, address + bytes as u64], exchange.as_ref())?)?;
-        // Nothing may be waited for in a stream that is being captured, nor another capture begun beside it.
-        let capturing = self.stream.capturing()?.is_some();
-        self.ready.retain(|_, ready| ready.call.is_alive());
-        if self.ready.len() >= REMEMBERED && !capturing {
-            self.stream.synchronize()?;
-            self.ready.clear();
-        }
-        let launches = if capturing { Queued::Each(work) } else { Queued::new(self.device, work)? };
-        self.ready.insert(key, Ready { call, launches, lent });
-        Ok(Prepared(key))
+        Queued::new(self.device, work)
     }
 
     /// Queues a call that was prepared. Returns before it is computed.
@@ -475,12 +481,14 @@ impl LaunchQueue {
             // SAFETY: the launches were made for these operands, which are the caller's promise. The working memory is
             // waited for when the queue goes or needs another, and the weights, which now know this stream, when they
             // go.
-            return unsafe { ready.launches.queue(&self.stream) };
+            return unsafe { ready.launches.as_ref().ok_or(Error::Forgotten)?.queue(&self.stream) };
         }
         let Some(ready) = self.ready.remove(&call.0) else { return Err(Error::Forgotten) };
         // SAFETY: the caller's promise is the same.
         let done = unsafe { self.capture(&ready.call, ready.lent) };
-        self.ready.insert(call.0, ready);
+        if ready.launches.is_some() {
+            self.ready.insert(call.0, ready);
+        }
         done
     }
 

@@ -323,7 +323,7 @@ fn device_tensors() -> Result<Value> {
     Ok(json!({"passed": passed, "calls": rows}))
 }
 
-/// A captured call computes what the call does; an unprepared one is refused.
+/// A captured call computes what the call does; one whose kernels are not compiled is refused.
 fn graphs() -> Result<Value> {
     let (first, second) =
         (Tensors::new(&GROUPS, Activation::NvFp4, 5)?, Tensors::new(&[(96, 512, 512)], Activation::F16, 6)?);
@@ -348,16 +348,27 @@ fn graphs() -> Result<Value> {
         stream.synchronize()?;
         right &= first.right(&stream)? && second.right(&stream)?;
     }
+    // Another queue has prepared nothing, and needs nothing but compiled kernels.
     let mut fresh = Queue::new(0)?;
     let handle = fresh.stream().handle();
     // SAFETY: the queue outlives it.
     let borrowed = unsafe { Stream::borrowed(fresh.stream().context(), handle) }?;
-    let refused = borrowed.capture(|| first.enqueue(&mut fresh));
+    let elsewhere = borrowed.capture(|| first.enqueue(&mut fresh))?;
+    first.poison(&stream)?;
+    stream.synchronize()?;
+    // SAFETY: tensors, layers and queue are alive, and the stream is waited for.
+    unsafe { elsewhere.launch(&stream) }?;
+    stream.synchronize()?;
+    right &= first.right(&stream)?;
+    let unknown = Tensors::new(&[(200, 72, 1024)], Activation::BF16, 7)?;
+    let refused = borrowed.capture(|| unknown.enqueue(&mut fresh));
     let text = refused.as_ref().err().map(ToString::to_string);
     let refused = matches!(refused, Err(Error::Capture { .. }));
     first.enqueue(&mut fresh)?;
     let after = first.right(fresh.stream())?;
-    Ok(json!({"passed": right && refused && after, "replays right": right, "unprepared": text, "usable after": after}))
+    Ok(
+        json!({"passed": right && refused && after, "replays right": right, "not compiled": text, "usable after": after}),
+    )
 }
 
 /// Layers and queues that go while work is queued, while a graph is captured, or before a graph is launched; and two
