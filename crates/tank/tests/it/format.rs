@@ -373,12 +373,12 @@ fn ledgers_of_older_versions_are_verified_and_told_by_this_one() {
     let ledgers = programs.filter(|path| path.extension().is_some_and(|ending| ending == "jsonl"));
     let ledgers: Vec<_> = ledgers.chain([folder.join("tank-ledger.jsonl")]).collect();
     assert!(ledgers.len() >= 12, "{ledgers:?}");
-    let readme = fs::read_to_string(folder.join("README.md")).unwrap();
+    let page = fs::read_to_string(folder.join("seasons.md")).unwrap();
     for path in ledgers {
         let (shown, checked) = (path.display(), ledger::read(&path).unwrap());
         assert!(checked.torn.is_empty(), "{shown}");
         let head = &checked.records.last().unwrap().hash;
-        assert!(readme.contains(&head[..16]), "{shown}: the README gives its head, which is {head}");
+        assert!(page.contains(&head[..16]), "{shown}: the page gives its head, which is {head}");
         assert!(!checked.records.iter().any(|record| matches!(record.event, Event::Seated(_))), "{shown} is as it was");
         let report = Report::new(&checked.records, None).unwrap();
         assert_eq!((report.version.as_str(), report.interrupted().len()), ("0.1.0", 0), "{shown}");
