@@ -10,7 +10,7 @@ host. What `hammerhead.budget` predicts knows nothing of what is measured; only 
 experts is taken from the first part, with which the GPU should hold all. Where it holds some, it holds a part of every
 layer's in one row, and the first layers' in the next (`whole_layers`); where it does not hold all, one more row is with
 weights that are brought over for long prompts (`stream`). With `--uneven` routers prefer some experts. Then there is a
-row in which the hottest are moved to the GPU after one prompt, and predictions of it, and of rows without experts on
+row in which the hottest are moved to the GPU after each eight of 32 prompts, and predictions of it, and of rows without experts on
 the GPU, have the counts of that run.
 
 Steps are timed twice: as transformers queues them, and replayed (`hammerhead.transformers.replay_steps`). Before, the
@@ -143,8 +143,7 @@ def generate(folder, gpu_budget, way, prompts, tokens, compiled):
     }
     with torch.inference_mode():
         if way == "hottest":
-            model(torch.randint(0, COMMON["vocab_size"], (1, max(prompts)), device="cuda"), logits_to_keep=1)
-            found["moved"] = hammerhead.transformers.place_hottest(model)
+            found["moved"] = sum(place_once(model, max(prompts)) for _ in range(4))
         for prompt in prompts:
             text = torch.randint(0, COMMON["vocab_size"], (1, prompt), device="cuda")
             for _ in range(WARM):
@@ -170,6 +169,13 @@ def generate(folder, gpu_budget, way, prompts, tokens, compiled):
     assert torch.equal(said_so, replayed), "generate says something else with replayed steps"
     assert torch.equal(logits[:6], expected), "replayed steps differ from those that were queued"
     return {**found, "tokens/s": 1 / found["step seconds"]}
+
+
+def place_once(model, prompt):
+    """Moves experts by what eight prompts ask for; says how many."""
+    for _ in range(8):
+        model(torch.randint(0, COMMON["vocab_size"], (1, prompt), device="cuda"), logits_to_keep=1)
+    return hammerhead.transformers.place_hottest(model)
 
 
 def first_token(model, text, event):
