@@ -36,6 +36,7 @@ def moe(activation="silu", **changes):
     """vLLM's configuration of a layer of experts, as far as it is looked at."""
     usual = dict(swiglu_limit=None, swiglu_alpha=None, swiglu_beta=None, has_bias=False, is_lora_enabled=False)
     usual.update(activation=MoEActivation(activation), intermediate_size_per_partition=32, moe_parallel_config=None)
+    usual.update(hidden_dim=64)
     usual.update(in_dtype=torch.float32, is_act_and_mul=not activation.endswith("_no_mul"))
     return SimpleNamespace(**{**usual, **changes})
 
@@ -145,6 +146,16 @@ def test_the_same_experts_are_left_to_vllm_on_a_gpu(config, reason, monkeypatch)
     monkeypatch.setattr(_choice, "current_platform", SimpleNamespace(is_cpu=lambda: False))
     assert _choice.experts_method(EXPERTS, config, lambda: "ours", lambda: "vLLM's") == "vLLM's"
     assert _choice.experts_method(EXPERTS, moe(), lambda: "ours", lambda: "vLLM's") == "ours"
+
+
+@pytest.mark.parametrize(("sides", "padded"), [((64, 32), True), ((128, 64), False), ((2880, 2880), True), ((2048, 768), False)])
+def test_adapters_that_vllm_would_add_beside_padded_experts_are_told_of(sides, padded, monkeypatch, caplog):
+    monkeypatch.setattr(_choice, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setattr(_choice.LOG, "propagate", True)
+    hidden, columns = sides
+    config = moe(is_lora_enabled=True, hidden_dim=hidden, intermediate_size_per_partition=columns)
+    assert _choice.experts_method(EXPERTS, config, lambda: "ours", lambda: "vLLM's") == "vLLM's"
+    assert ("adapters beside them were wrong" in caplog.text) is padded
 
 
 def test_each_layer_of_a_mixed_checkpoint_of_modelopt_has_the_method_of_its_algorithm():

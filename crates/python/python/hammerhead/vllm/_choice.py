@@ -23,9 +23,17 @@ def experts_method(prefix: str, moe: Any, ours: Callable[[], Any], theirs: Calla
     except NotImplementedError as error:
         if current_platform.is_cpu():
             raise NotImplementedError(f"{prefix}: {error}; {WITHOUT}") from None
-        LOG.warning("%s: %s: the layer is left to vLLM", prefix, error)
+        LOG.warning("%s: %s: the layer is left to vLLM%s", prefix, error, _padded(moe))
         return theirs()
     return ours()
+
+
+def _padded(moe: Any) -> str:
+    """What becomes of adapters beside experts whose columns vLLM's Marlin kernel pads, which vLLM does not say."""
+    columns, unit = moe.intermediate_size_per_partition, 64 if moe.hidden_dim % 128 == 0 else 128
+    if not moe.is_lora_enabled or columns % unit == 0:
+        return ""
+    return f". Its Marlin kernel pads their {columns} columns to a multiple of {unit}, and adapters beside them were wrong with vLLM 0.32"
 
 
 def other_experts_method(
