@@ -10,8 +10,8 @@ host. What `hammerhead.budget` predicts knows nothing of what is measured; only 
 experts is taken from the first part, with which the GPU should hold all. Where it holds some, it holds a part of every
 layer's in one row, and the first layers' in the next (`whole_layers`); where it does not hold all, one more row is with
 weights that are brought over for long prompts (`stream`). With `--uneven` routers prefer some experts. Then there is a
-row in which the hottest are moved to the GPU after each eight of 32 prompts, and predictions of it, and of rows without experts on
-the GPU, have the counts of that run.
+row in which the hottest are moved to the GPU after each eight of 32 prompts, and predictions of it, and of rows without
+experts on the GPU, have the counts of that run.
 
 Steps are timed twice: as transformers queues them, and replayed (`hammerhead.transformers.replay_steps`). Before, the
 logits of six steps are compared with those of the same cache without graphs, and twelve tokens of `generate` with those
@@ -67,7 +67,8 @@ def sizes_of(name):
 
 def write(name, layers, folder, uneven=0.0):
     """A checkpoint in ModelOpt's layout, a file per layer. Weights are pieces of one pool of random bytes. A router's
-    rows are so many powers of two apart, from the first expert's to the last one's: the larger a row, the more often it is chosen."""
+    rows grow by so many powers of two from the first expert's to the last one's: those of larger rows are chosen more
+    often."""
     config = transformers.Qwen3MoeConfig(**sizes_of(name), num_hidden_layers=layers, architectures=["Qwen3MoeForCausalLM"])
     settings = {**config.to_dict(), "dtype": "bfloat16", "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
     (folder / "config.json").write_text(json.dumps(settings))

@@ -557,6 +557,7 @@ def test_experts_of_a_model_are_placed_by_what_was_asked_for(monkeypatch):
 
 def test_norms_and_routers_are_compiled_and_nothing_else():
     model = loaded(DATA / "modelopt_qwen3_moe")
+    # As accelerate's hooks are.
     hooked = model.model.norm
     hooked.forward = hooked.forward
     seen = []

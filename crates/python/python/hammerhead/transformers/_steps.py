@@ -71,7 +71,7 @@ def replay_steps(model: Any, *, compile: bool = False) -> None:
         raise ValueError(f"replay_steps: the model is on {model.device}, and only a GPU's work is replayed; load it with device_map=\"cuda\"")
     forward, recorded = model.forward, WeakKeyDictionary[Cache, dict[Any, Step]]()
     divided = list(layers_in_two_places(model).values())
-    parts = Parts(model) if compile else None
+    in_parts = Parts(model).in_use if compile else nullcontext
 
     @wraps(forward)
     def replayed(*positional: Any, **arguments: Any) -> Any:
@@ -79,12 +79,13 @@ def replay_steps(model: Any, *, compile: bool = False) -> None:
         if positional or not isinstance(cache, StaticCache) or key is None:
             return forward(*positional, **arguments)
         steps = recorded.setdefault(cache, {})
-        with parts.in_use() if parts is not None else nullcontext():
-            if key not in steps:
-                # The first call of a kind prepares what a graph cannot: kernels are compiled and room is made.
-                steps[key] = Step(divided)
+        if key not in steps:
+            # The first call of a kind prepares what a graph cannot: kernels are compiled and room is made.
+            steps[key] = Step(divided)
+            with in_parts():
                 return forward(**arguments)
-            if steps[key].graph is None:
+        if steps[key].graph is None:
+            with in_parts():
                 steps[key].record(forward, arguments)
         return steps[key].replay(arguments, cache)
 
